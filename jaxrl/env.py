@@ -1,0 +1,134 @@
+"""The nouns an environment author implements: Env, MessageEnv, group builders, datasets.
+
+Knows messages and token ids (types.py) and nothing else: no renderer, no engine, no trio. `Env` is one episode
+at token level; `MessageEnv` is one at message level, which `jaxrl.runtime.message_env` lifts to an `Env` with a
+renderer.
+"""
+
+import abc
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from jaxrl.types import Logs, Message, Metrics, StopReason, Task, ToolSpec, Trajectory
+
+Observation = tuple[int, ...]
+"""The whole context the next action is sampled from, as token ids."""
+
+StopCondition = tuple[int, ...] | tuple[str, ...]
+"""Token ids, or strings, that end an action."""
+
+
+class EnvironmentFault(Exception):
+    """The environment (not the policy) failed. Never turned into a reward: see `jaxrl.types.ENDINGS`."""
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What an action led to. `stop_reason` is read only when `episode_done`; None then means TERMINATED."""
+
+    reward: float
+    episode_done: bool
+    next_observation: Observation = ()
+    next_stop_condition: StopCondition = ()
+    metrics: Metrics = field(default_factory=dict)
+    logs: Logs = field(default_factory=dict)
+    stop_reason: StopReason | None = None
+    rewrite: str | None = None  # why next_observation does not extend observation + action
+
+
+@dataclass(frozen=True)
+class ActionExtra:
+    """How the sampling of an action ended: a stop condition was met, or the budget ran out."""
+
+    stop: Literal["stop", "length"]
+
+
+class Env(abc.ABC):
+    """One episode at token level. Single use: there is no reset."""
+
+    @abc.abstractmethod
+    async def initial_observation(self) -> tuple[Observation, StopCondition]:
+        """The opening context and what ends an action."""
+
+    @abc.abstractmethod
+    async def step(self, action: Sequence[int], *, extra: ActionExtra | None = None) -> StepResult:
+        """Act with the sampled ids (stop token included)."""
+
+    async def close(self) -> None:
+        """Release what the episode holds. Called exactly once, also after an error or a cancellation."""
+        return None
+
+
+@dataclass(frozen=True)
+class MessageStepResult:
+    """What a message led to. `reward` may be given at any step; `messages` are the replies to the model."""
+
+    terminated: bool = False
+    truncated: bool = False
+    messages: Sequence[Message] = ()
+    reward: float = 0.0
+    metrics: Metrics = field(default_factory=dict)
+
+
+class MessageEnv(abc.ABC):
+    """One episode at message level. Single use: `reset` is called exactly once."""
+
+    @abc.abstractmethod
+    async def reset(self, task: Task) -> Sequence[Message]:
+        """Start the episode on `task` and return the opening messages."""
+
+    @abc.abstractmethod
+    async def step(self, message: Message) -> MessageStepResult:
+        """Act with the assistant message the model produced."""
+
+    @property
+    def tool_specs(self) -> Sequence[ToolSpec]:
+        """The tools shown to the model."""
+        return ()
+
+    @property
+    @abc.abstractmethod
+    def messages(self) -> Sequence[Message]:
+        """The conversation so far, the opening included."""
+
+    async def close(self) -> None:
+        """Release what the episode holds. Called exactly once, also after an error or a cancellation."""
+        return None
+
+
+EnvFactory = Callable[[Task], MessageEnv] | Callable[[Task], Awaitable[MessageEnv]]
+
+
+class EnvGroupBuilder(abc.ABC):
+    """Makes the envs of one group: several attempts at one task. Picklable."""
+
+    @abc.abstractmethod
+    async def make_envs(self) -> Sequence[Env]:
+        """Fresh envs of the same task and starting state, one per member."""
+
+    async def compute_group_rewards(
+        self, trajectories_G: Sequence[Trajectory], envs_G: Sequence[Env]
+    ) -> Sequence[tuple[float, Metrics]]:
+        """Rewards that need the whole group, in member order, added to the step rewards. Default: zeros."""
+        return [(0.0, {}) for _ in trajectories_G]
+
+    async def cleanup(self) -> None:
+        """Release what the group holds, after every member has closed. Called exactly once."""
+        return None
+
+    def logging_tags(self) -> Sequence[str]:
+        """Names under which the group's metrics are also reported."""
+        return ()
+
+
+class RLDataset(abc.ABC):
+    """Batches of group builders. Pure in the index: the same index always gives the same batch."""
+
+    @abc.abstractmethod
+    def get_batch(self, index: int) -> Sequence[EnvGroupBuilder]:
+        """The builders of batch `index`, 0 <= index < len(self)."""
+
+    @abc.abstractmethod
+    def __len__(self) -> int:
+        """The number of batches."""

@@ -1,0 +1,230 @@
+"""The nouns that every layer speaks: messages, turns, trajectories, datums, endings.
+
+Plain frozen dataclasses of Python and numpy values. This file knows nothing about models, renderers, JAX or
+trio. The dense, device-side counterpart of a list of `Datum` is `jaxrl.algo.batch.Batch`.
+
+Dimension letters used across the project:
+
+    _P tasks (groups) of a batch, _G members of a group, _T tokens of one sequence, _D datums  (ragged, Python)
+    B rows, T positions, V vocabulary, M model width, F feed-forward width, H query heads,
+    K key/value heads, C head width, L layers, R LoRA rank, S cache positions                  (dense, arrays)
+
+Ragged nests are spelled with underscores (`rewards_P_G`), dense arrays with joined capitals (`logp_BT`).
+"""
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+Role = Literal["system", "user", "assistant", "tool"]
+Metrics = Mapping[str, float]
+Logs = Mapping[str, str | float]
+
+
+# --- messages ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """One call the model asked for. `arguments` is the JSON text of an object, as the model wrote it."""
+
+    name: str
+    arguments: str
+    id: str | None = None
+
+
+@dataclass(frozen=True)
+class MalformedToolCall:
+    """A tool-call block whose content could not be read; `error` is addressed to the model."""
+
+    text: str
+    error: str
+
+
+@dataclass(frozen=True)
+class Message:
+    """One chat message. `thinking` is None when the turn has no thinking block (and "" for an empty block)."""
+
+    role: Role
+    content: str = ""
+    thinking: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    malformed_calls: tuple[MalformedToolCall, ...] = ()
+    name: str | None = None  # for role "tool": which tool answered
+
+
+@dataclass(frozen=True)
+class ToolSpec:
+    """What the model is told about a tool. `parameters` is a JSON schema of type object."""
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
+
+
+# --- tasks ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Task:
+    """What one episode is about: the prompt, the target to grade against, anything else the env wants."""
+
+    prompt: str
+    target: Any = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+# --- endings (DESIGN section 5: one enum, one table) ---------------------------------------------
+
+
+class StopReason(enum.Enum):
+    """Why an episode ended."""
+
+    TERMINATED = "terminated"
+    ENV = "env"
+    MAX_TURNS = "max_turns"
+    CONTEXT_OVERFLOW = "context_overflow"
+    MAX_TOKENS = "max_tokens"
+    MAX_TOOL_CALLS = "max_tool_calls"
+    PARSE_FAILURE = "parse_failure"
+    TIMEOUT = "timeout"
+    ENV_ERROR = "env_error"
+    TOOL_ERROR = "tool_error"
+    GRADER_ERROR = "grader_error"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True)
+class Ending:
+    """What a stop reason means for training.
+
+    trained: the episode's tokens get a gradient.
+    in_baseline: its reward counts in the group's baseline.
+    overlong: it was cut by a budget (penalised or masked when those options are on).
+    fault: the environment failed, not the policy; its reward is never trusted and a strategy may retry it.
+    """
+
+    trained: bool
+    in_baseline: bool
+    overlong: bool
+    fault: bool
+
+
+_KEPT = Ending(trained=True, in_baseline=True, overlong=False, fault=False)
+_OVERLONG = Ending(trained=True, in_baseline=True, overlong=True, fault=False)
+_FAULT = Ending(trained=False, in_baseline=False, overlong=False, fault=True)
+
+ENDINGS: Mapping[StopReason, Ending] = {
+    StopReason.TERMINATED: _KEPT,
+    StopReason.ENV: _KEPT,
+    StopReason.MAX_TURNS: _OVERLONG,
+    StopReason.CONTEXT_OVERFLOW: _OVERLONG,
+    StopReason.MAX_TOKENS: _OVERLONG,
+    StopReason.MAX_TOOL_CALLS: _OVERLONG,
+    StopReason.PARSE_FAILURE: _KEPT,
+    StopReason.TIMEOUT: _FAULT,
+    StopReason.ENV_ERROR: _FAULT,
+    StopReason.TOOL_ERROR: _FAULT,
+    StopReason.GRADER_ERROR: _FAULT,
+    StopReason.CANCELLED: Ending(trained=False, in_baseline=False, overlong=False, fault=False),
+}
+
+
+# --- what a rollout produces ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One sampled turn: ids, their log-probs under the sampling distribution, and who sampled them.
+
+    `tokens` ends with the stop token when `stop == "stop"` and a token id stopped it; `logprobs` are natural
+    logarithms, float32, one per token; `versions` are the policy versions whose weights drew each token.
+    """
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    versions: tuple[int, ...]
+    stop: Literal["stop", "length"]
+
+    def __post_init__(self) -> None:
+        assert len(self.tokens) == len(self.logprobs) == len(self.versions)
+
+
+@dataclass(frozen=True)
+class Transition:
+    """One turn: the whole context that was sampled from, the action, and what the env made of it."""
+
+    observation: tuple[int, ...]
+    action: Sample
+    reward: float
+    episode_done: bool
+    metrics: Metrics = field(default_factory=dict)
+    logs: Logs = field(default_factory=dict)
+    rewrite: str | None = None  # why `observation` does not extend the turn before it; None when it does
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """One episode. `error` is "Type: message" for the endings that are faults."""
+
+    transitions: tuple[Transition, ...]
+    stop_reason: StopReason
+    error: str | None = None
+
+    @property
+    def reward(self) -> float:
+        """Sum of the step rewards (without the group reward)."""
+        return float(sum(t.reward for t in self.transitions))
+
+
+@dataclass(frozen=True)
+class TrajectoryGroup:
+    """The episodes of one task, in the order of the builder's envs.
+
+    rewards_G: total rewards, step rewards plus group reward.
+    metrics_G: metrics of each member's group reward.
+    tags: the builder's logging tags.
+    """
+
+    trajectories_G: tuple[Trajectory, ...]
+    rewards_G: tuple[float, ...]
+    metrics_G: tuple[Metrics, ...]
+    tags: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        assert len(self.trajectories_G) == len(self.rewards_G) == len(self.metrics_G)
+
+
+@dataclass(frozen=True)
+class Datum:
+    """One contiguous token sequence to train on. All arrays have length N = number of tokens.
+
+    tokens: int32 ids. mask: bool, True where the token was sampled by the policy. logprobs: float32, the
+    sampler's log-prob of that token (0 where mask is False). advantages: float32 (0 where mask is False).
+    versions: int32 policy version (-1 where mask is False). group, episode: indices inside the batch;
+    an episode whose history was rewritten has several datums.
+    """
+
+    tokens: np.ndarray
+    mask: np.ndarray
+    logprobs: np.ndarray
+    advantages: np.ndarray
+    versions: np.ndarray
+    group: int
+    episode: int
+
+    def __post_init__(self) -> None:
+        n = len(self.tokens)
+        for name in ("mask", "logprobs", "advantages", "versions"):
+            assert len(getattr(self, name)) == n, f"{name} has {len(getattr(self, name))} entries for {n} tokens"
+
+
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """Length of the longest common prefix."""
+    n = min(len(a), len(b))
+    if a[:n] == b[:n]:  # the usual case, compared in C
+        return n
+    return next(i for i in range(n) if a[i] != b[i])
