@@ -57,7 +57,7 @@ class Env(abc.ABC):
 
     async def close(self) -> None:
         """Release what the episode holds. Called exactly once, also after an error or a cancellation."""
-        return None
+        return
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class MessageEnv(abc.ABC):
 
     async def close(self) -> None:
         """Release what the episode holds. Called exactly once, also after an error or a cancellation."""
-        return None
+        return
 
 
 EnvFactory = Callable[[Task], MessageEnv] | Callable[[Task], Awaitable[MessageEnv]]
@@ -115,7 +115,7 @@ class EnvGroupBuilder(abc.ABC):
 
     async def cleanup(self) -> None:
         """Release what the group holds, after every member has closed. Called exactly once."""
-        return None
+        return
 
     def logging_tags(self) -> Sequence[str]:
         """Names under which the group's metrics are also reported."""
