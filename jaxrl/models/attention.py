@@ -17,6 +17,10 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxrl.models.linear import accumulator
 
 
+EMPTY = -1e30
+"""The running maximum of a part that saw nothing: finite, so that differences of maxima stay finite."""
+
+
 class Part(NamedTuple):
     """Attention to one segment: `out` = sum of exp(score - top) v, `total` = sum of exp(score - top)."""
 
@@ -39,7 +43,7 @@ def part(
     scores = jnp.matmul(q, k_BKCS.astype(q.dtype), preferred_element_type=accumulator(q.dtype)) * c**-0.5
     scores = scores.reshape(b, kv, groups, t, -1)
     seen = mask_BTS[:, None, None]
-    top = lax.stop_gradient(jnp.max(scores, axis=-1, initial=-1e30, where=seen))
+    top = lax.stop_gradient(jnp.max(scores, axis=-1, initial=EMPTY, where=seen))
     weights = jnp.where(seen, jnp.exp(jnp.where(seen, scores, top[..., None]) - top[..., None]), 0.0)
     flat = weights.astype(v_BKSC.dtype).reshape(b, kv, groups * t, -1)
     out = jnp.matmul(flat, v_BKSC, preferred_element_type=accumulator(q.dtype))
