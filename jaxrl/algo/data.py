@@ -1,0 +1,118 @@
+"""From episodes to datums: which tokens are trained, and where a new sequence has to start.
+
+Knows trajectories and their endings. Knows nothing about renderers, packing or JAX, and never reads a text: a mask
+comes from what was sampled. The work is linear in the size of the trajectories.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from jaxrl.algo.advantage import counted, informative
+from jaxrl.types import ENDINGS, Datum, Trajectory, TrajectoryGroup, Transition
+
+PREFIX_CHANGED = "prefix_changed"
+"""The reason counted when an observation does not extend the turn before it and nobody said why."""
+
+
+def extends(before: Transition, after: Transition) -> bool:
+    """Whether the later context starts with the earlier context and action, id for id."""
+    n, m = len(before.observation), len(before.action.tokens)
+    return after.observation[:n] == before.observation and after.observation[n : n + m] == before.action.tokens
+
+
+def split_reasons(trajectory: Trajectory) -> Counter[str]:
+    """Why the episode needs more than one datum, counted: the transition's own reason, or "prefix_changed"."""
+    turns = trajectory.transitions
+    pairs = zip(turns[:-1], turns[1:], strict=True)
+    return Counter(after.rewrite or PREFIX_CHANGED for before, after in pairs if not extends(before, after))
+
+
+def trajectory_to_data(trajectory: Trajectory, advantage: float, *, group: int, episode: int) -> list[Datum]:
+    """The datums of one episode, each sampled token trained in exactly one of them; none if the ending is not trained.
+
+    While every observation extends the turn before it there is a single datum. Otherwise a new one starts with the
+    whole new context, masked out. Nothing follows the last sampled token.
+    """
+    if not ENDINGS[trajectory.stop_reason].trained:
+        return []
+    data = (_datum(run, advantage, group, episode) for run in _runs(trajectory.transitions))
+    return [datum for datum in data if datum is not None]
+
+
+def _runs(transitions: Sequence[Transition]) -> Iterator[list[Transition]]:
+    """Split the turns wherever one does not extend the turn before it."""
+    run: list[Transition] = []
+    for turn in transitions:
+        if run and not extends(run[-1], turn):
+            yield run
+            run = []
+        run.append(turn)
+    if run:
+        yield run
+
+
+def _datum(run: list[Transition], advantage: float, group: int, episode: int) -> Datum | None:
+    """One datum from turns that extend each other, cut after its last sampled token."""
+    tokens: list[int] = []
+    logprobs: list[float] = []
+    versions: list[int] = []
+    for turn in run:
+        context = turn.observation[len(tokens) :]
+        tokens += context + turn.action.tokens
+        logprobs += [0.0] * len(context) + list(turn.action.logprobs)
+        versions += [-1] * len(context) + list(turn.action.versions)
+        if not turn.observation:
+            raise ValueError(
+                f"episode {episode} of group {group}: a turn has an empty observation, but the first token of a "
+                "sequence has nothing to be predicted from. Let the env's observation hold at least one token"
+            )
+    versions_T = np.array(versions, np.int32)
+    mask_T = _sampled(run, len(tokens))
+    if not mask_T.any():
+        return None
+    n = int(np.flatnonzero(mask_T)[-1]) + 1
+    return Datum(
+        tokens=np.array(tokens[:n], np.int32),
+        mask=mask_T[:n],
+        logprobs=np.array(logprobs[:n], np.float32),
+        advantages=np.where(mask_T[:n], advantage, 0.0).astype(np.float32),
+        versions=versions_T[:n],
+        group=group,
+        episode=episode,
+    )
+
+
+def _sampled(run: list[Transition], length: int) -> np.ndarray:
+    mask_T = np.zeros(length, bool)
+    for turn in run:
+        start = len(turn.observation)
+        mask_T[start : start + len(turn.action.tokens)] = True
+    return mask_T
+
+
+def trainable(groups_P: Sequence[TrajectoryGroup]) -> list[bool]:
+    """Which groups can teach anything: at least two members that count, with different rewards."""
+    return [informative(np.array(group.rewards_G, np.float64), counted(group)) for group in groups_P]
+
+
+def assemble_training_data(
+    groups_P: Sequence[TrajectoryGroup],
+    advantages_P_G: Sequence[Sequence[float]],
+    *,
+    overlong_masking: bool = False,
+) -> list[Datum]:
+    """data_D of a batch. Episodes are numbered through the batch, in order, whether or not they yield datums.
+
+    overlong_masking: episodes that a budget cut short (`Ending.overlong`) are not trained; their rewards still
+    count in the advantages, which were computed before.
+    """
+    data_D: list[Datum] = []
+    episode = 0
+    for p, (group, advantages_G) in enumerate(zip(groups_P, advantages_P_G, strict=True)):
+        for trajectory, advantage in zip(group.trajectories_G, advantages_G, strict=True):
+            if not (overlong_masking and ENDINGS[trajectory.stop_reason].overlong):
+                data_D += trajectory_to_data(trajectory, advantage, group=p, episode=episode)
+            episode += 1
+    return data_D

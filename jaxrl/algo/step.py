@@ -1,0 +1,274 @@
+"""One optimizer step as one compiled function, and the log-probs it is made of.
+
+Knows the model, the loss, the optimizer and the packed batch. Knows nothing about rollouts, files or clocks. The
+micro-batches of a batch are a loop with a dynamic trip count inside the compiled step: their gradients are added in
+float32, nothing is divided (the weights hold the denominators, I5), and the padding micro-batches of a bucket are
+never visited. Under LoRA only the adapter is differentiated.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import struct
+from jax import lax
+from jax.sharding import Mesh, NamedSharding
+from jaxtyping import Array, Float, Int
+
+from jaxrl.algo.batch import Batch
+from jaxrl.algo.logprob import action_logprobs
+from jaxrl.algo.loss import LossFn, TokenInputs
+from jaxrl.algo.optimizer import OptimizerConfig, make_schedule, make_transform
+from jaxrl.models import sharding
+from jaxrl.models.config import ModelConfig
+from jaxrl.models.forward import hidden_states
+from jaxrl.models.linear import accumulator
+from jaxrl.models.lora import LoraConfig, lora_specs
+from jaxrl.models.spec import Params, abstract, logical_axes, param_specs
+
+HEAD_CHUNK = 128
+"""Positions of a row whose logits exist at one time."""
+
+MetricArrays = dict[str, jax.Array]
+TrainStep = Callable[["TrainState", Params | None, Batch], tuple["TrainState", MetricArrays]]
+EvalLogprobs = Callable[[Any, Params | None, Batch], jax.Array]
+
+
+@struct.dataclass
+class TrainState:
+    """Everything a step changes. params: a LoRA adapter, or the whole model under full fine-tuning; float32."""
+
+    step: Int[Array, ""]
+    params: Any
+    opt_state: Any
+
+
+@dataclass(frozen=True)
+class _Policy:
+    """How a micro-batch is scored: the static half of every function in this file."""
+
+    model: ModelConfig
+    lora: LoraConfig | None
+    temperature: float
+    mesh: Mesh | None
+    remat: bool
+    head_chunk: int
+    compute_dtype: Any
+
+    def __post_init__(self) -> None:
+        if not self.temperature > 0:
+            raise ValueError(
+                f"temperature={self.temperature}: log-probs need one above 0, the one the sampler used; greedy "
+                "samples have no log-prob to train on"
+            )
+        if self.lora is not None and self.compute_dtype is not None:
+            raise ValueError("compute_dtype has no effect under LoRA: the base is used in the dtype it has")
+        if self.head_chunk < 1:
+            raise ValueError(f"head_chunk={self.head_chunk}: expected at least 1 position")
+
+    def logprobs(self, params: Any, base: Params | None, micro: Batch) -> tuple[jax.Array, jax.Array]:
+        """(logp_BT, entropy_BT) of one micro-batch, arrays [B, T]."""
+        if self.lora is None:
+            weights, adapter, scale = self._cast(params), None, 1.0
+        else:
+            assert base is not None, "LoRA adapts a base: pass its parameters"
+            weights, adapter, scale = base, params, self.lora.scale
+        hidden_BTM = hidden_states(
+            weights,
+            adapter,
+            micro.tokens,
+            micro.positions,
+            micro.segments,
+            config=self.model,
+            lora_scale=scale,
+            remat=self.remat,
+            constrain=self._constrain,
+        )
+        return action_logprobs(
+            weights,
+            hidden_BTM,
+            micro.targets,
+            micro.mask,
+            config=self.model,
+            temperature=self.temperature,
+            chunk=self.head_chunk,
+        )
+
+    def _cast(self, params: Params) -> Params:
+        if self.compute_dtype is None:
+            return params
+        return jax.tree.map(lambda x: x.astype(self.compute_dtype), params)
+
+    def _constrain(self, x_BTM: jax.Array) -> jax.Array:
+        if self.mesh is None:
+            return x_BTM
+        return lax.with_sharding_constraint(x_BTM, _rows_sharding(self.mesh, ("batch", None, None)))
+
+
+def init_state(optimizer: OptimizerConfig, params: Any, *, shardings: TrainState | None = None) -> TrainState:
+    """A state at step 0 from the tree to train: an adapter, or a whole model. The arrays are copied, as float32.
+
+    A step donates its state, so whoever wants to keep parameters (a sampler, say) takes them from the newest state,
+    or copies. shardings: those of `state_shardings` when there is a mesh.
+    """
+
+    def build(params: Any) -> TrainState:
+        wide = jax.tree.map(lambda x: jnp.array(x, accumulator(x.dtype), copy=True), params)
+        return TrainState(jnp.zeros((), jnp.int32), wide, make_transform(optimizer).init(wide))
+
+    return jax.jit(build, out_shardings=shardings)(params)
+
+
+def make_train_step(
+    model: ModelConfig,
+    lora: LoraConfig | None,
+    loss: LossFn,
+    optimizer: OptimizerConfig,
+    *,
+    temperature: float,
+    mesh: Mesh | None = None,
+    remat: bool = True,
+    head_chunk: int = HEAD_CHUNK,
+    compute_dtype: Any = None,
+) -> TrainStep:
+    """step(state, base, batch) -> (state, metrics): jitted, state donated, compiled once per shape of the batch.
+
+    base: the frozen model under LoRA; None under full fine-tuning (lora=None), whose float32 parameters are cast
+    to compute_dtype (if given) for the forward pass. With a mesh, every argument has an explicit sharding.
+
+    A batch without trainable tokens changes nothing but the step number. Neither does one whose loss or gradient is
+    not finite: then `optim/nonfinite` is 1 and the parameters survive; the caller decides whether to go on.
+    """
+    policy = _Policy(model, lora, temperature, mesh, remat, head_chunk, compute_dtype)
+    transform, schedule = make_transform(optimizer), make_schedule(optimizer)
+    state_sharding = None if mesh is None else state_shardings(model, lora, optimizer, mesh)
+
+    def micro_loss(params: Any, base: Params | None, micro: Batch) -> tuple[jax.Array, MetricArrays]:
+        logp, entropy = policy.logprobs(params, base, micro)
+        out = loss(TokenInputs(logp, micro.logp_sampler, micro.advantage, micro.mask))
+        total = jnp.sum(jnp.where(micro.mask, micro.weight, 0.0) * out.loss)
+        sums = {name: x.sum() for name, x in (out.metrics | {"entropy": entropy}).items()}
+        return total, sums | {"loss": total, "tokens": micro.mask.sum().astype(total.dtype)}
+
+    def step(state: TrainState, base: Params | None, batch: Batch) -> tuple[TrainState, MetricArrays]:
+        grads, sums = _accumulate(jax.grad(micro_loss, has_aux=True), state.params, base, batch)
+        if state_sharding is not None:
+            grads = lax.with_sharding_constraint(grads, state_sharding.params)
+        norm, rate = optax.tree.norm(grads), schedule(state.step)
+        finite = jnp.isfinite(norm) & jnp.isfinite(sums["loss"])
+        updates, opt_state = transform.update(grads, state.opt_state, state.params)
+        params = jax.tree.map(lambda p, u: (p - rate * u).astype(p.dtype), state.params, updates)
+        use = finite & (sums["tokens"] > 0)
+        kept = jax.tree.map(lambda new, old: jnp.where(use, new, old), (params, opt_state), tuple(state_values(state)))
+        metrics = _metrics(sums) | {"optim/grad_norm": norm, "optim/lr": rate, "optim/nonfinite": ~finite * 1.0}
+        return TrainState(state.step + 1, *kept), metrics
+
+    if mesh is None:
+        return jax.jit(step, donate_argnums=0)
+    base_sharding = None if lora is None else base_shardings(model, mesh)
+    return jax.jit(
+        step,
+        donate_argnums=0,
+        in_shardings=(state_sharding, base_sharding, batch_shardings(mesh)),
+        out_shardings=(state_sharding, sharding.replicated(mesh)),
+    )
+
+
+def make_eval_logprobs(
+    model: ModelConfig,
+    lora: LoraConfig | None,
+    *,
+    temperature: float,
+    mesh: Mesh | None = None,
+    head_chunk: int = HEAD_CHUNK,
+    compute_dtype: Any = None,
+) -> EvalLogprobs:
+    """logprobs(params, base, batch) -> logp_NBT: the trainer's log-prob of each target in the mask, 0 elsewhere.
+
+    The very function the step differentiates, to compare with what the sampler recorded (I3).
+    """
+    policy = _Policy(model, lora, temperature, mesh, False, head_chunk, compute_dtype)
+
+    def logprobs(params: Any, base: Params | None, batch: Batch) -> Float[Array, "N B T"]:
+        def body(i: jax.Array, logp_NBT: jax.Array) -> jax.Array:
+            logp_BT, _ = policy.logprobs(params, base, _micro(batch, i))
+            return lax.dynamic_update_index_in_dim(logp_NBT, logp_BT.astype(logp_NBT.dtype), i, 0)
+
+        return lax.fori_loop(0, batch.count, body, jnp.zeros(batch.tokens.shape, jnp.float32))
+
+    return jax.jit(logprobs)
+
+
+def state_values(state: TrainState) -> tuple[Any, Any]:
+    """What an update replaces: (params, opt_state)."""
+    return state.params, state.opt_state
+
+
+def _micro(batch: Batch, index: jax.Array) -> Batch:
+    """Micro-batch `index`: the same record with arrays [B, T]."""
+    pick = lambda x: lax.dynamic_index_in_dim(x, index, keepdims=False) if x.ndim else x  # noqa: E731
+    return jax.tree.map(pick, batch)
+
+
+def _accumulate(
+    gradient: Callable[[Any, Params | None, Batch], tuple[Any, MetricArrays]],
+    params: Any,
+    base: Params | None,
+    batch: Batch,
+) -> tuple[Any, MetricArrays]:
+    """Sums of gradients and metrics over the real micro-batches, in float32."""
+    shapes = jax.eval_shape(gradient, params, base, _micro(batch, jnp.zeros((), jnp.int32)))
+    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, accumulator(s.dtype)), shapes)
+
+    def body(i: jax.Array, sums: tuple[Any, MetricArrays]) -> tuple[Any, MetricArrays]:
+        return jax.tree.map(lambda a, x: a + x.astype(a.dtype), sums, gradient(params, base, _micro(batch, i)))
+
+    return lax.fori_loop(0, batch.count, body, zeros)
+
+
+def _metrics(sums: MetricArrays) -> MetricArrays:
+    """The loss as it is (a weighted sum), the count of tokens, and means over tokens of the rest."""
+    tokens = jnp.maximum(sums["tokens"], 1.0)
+    whole = ("loss", "tokens")
+    return {f"optim/{name}": x if name in whole else x / tokens for name, x in sums.items()}
+
+
+# --- shardings -----------------------------------------------------------------------------------
+
+
+def _rows_sharding(mesh: Mesh, axes: tuple[str | None, ...]) -> NamedSharding:
+    return NamedSharding(mesh, sharding.spec(axes))
+
+
+def batch_shardings(mesh: Mesh) -> Batch:
+    """Rows over `data` and `fsdp`, everything else whole."""
+    rows = _rows_sharding(mesh, (None, "batch", None))
+    fields = {name: rows for name in Batch.__dataclass_fields__ if name != "count"}
+    return Batch(**fields, count=sharding.replicated(mesh))
+
+
+def base_shardings(model: ModelConfig, mesh: Mesh) -> Params:
+    """Shardings of a model's parameters."""
+    specs = param_specs(model)
+    return sharding.shardings(mesh, logical_axes(specs), abstract(specs, jnp.float32))
+
+
+def state_shardings(
+    model: ModelConfig, lora: LoraConfig | None, optimizer: OptimizerConfig, mesh: Mesh
+) -> TrainState:
+    """Shardings of a training state: each optimizer moment lies with its parameter."""
+    specs = param_specs(model) if lora is None else lora_specs(model, lora)
+    shapes = abstract(specs, jnp.float32)
+    params = sharding.shardings(mesh, logical_axes(specs), shapes)
+    transform, whole = make_transform(optimizer), sharding.replicated(mesh)
+    opt_state = optax.tree.map_params(
+        transform,
+        lambda _, where: where,
+        jax.eval_shape(transform.init, shapes),
+        params,
+        transform_non_params=lambda _: whole,
+    )
+    return TrainState(whole, params, opt_state)
