@@ -1,0 +1,143 @@
+"""Recorded episodes: rollouts/step_NNNNNN.jsonl, one line an episode, every token with its log-prob and version.
+
+Knows trajectories and JSON, and decodes tokens only to show them: nothing is ever trained from the text. It must
+not know renderers, nor how an episode is displayed (`transcript.py`).
+
+A line (schema 1): step, group, member, task, tags, reward (step rewards plus group reward), stop_reason, error,
+metrics, and turns. A turn holds `kept`, how many tokens of the context so far go on, `rewrite`, why not all of
+them did, `observation`, the tokens the environment added after those, and the sampled `action` with `logprobs` and
+`versions`. The training mask is implied: actions are sampled tokens, observations are not.
+"""
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxrl.runtime.log import read_lines
+from jaxrl.runtime.run_dir import write_atomic
+from jaxrl.types import Trajectory, TrajectoryGroup, Transition, common_prefix
+
+SCHEMA = 1
+
+Decode = Callable[[Sequence[int]], str]
+"""Token ids to text, special tokens visible."""
+
+_LONGEST_CHARACTER = 4  # bytes of UTF-8, hence the most byte tokens that can wait for each other
+
+
+def rollout_file(folder: str | Path, step: int, *, kind: str = "step") -> Path:
+    """Where the episodes of a step lie; `kind="test"` for those of a held-out evaluation."""
+    return Path(folder) / f"{kind}_{step:06d}.jsonl"
+
+
+def episode_records(
+    groups: Iterable[TrajectoryGroup], decode: Decode, *, step: int, tasks: Sequence[str] | None = None
+) -> list[dict[str, Any]]:
+    """The JSON-able records of every episode of the groups. `tasks` names the task of each group."""
+    return [
+        {
+            "schema": SCHEMA,
+            "step": step,
+            "group": g,
+            "member": m,
+            "task": None if tasks is None else tasks[g],
+            "tags": list(group.tags),
+            "reward": _finite(reward),
+            "stop_reason": trajectory.stop_reason.value,
+            "error": trajectory.error,
+            "metrics": _values(metrics),
+            "turns": _turns(trajectory, decode),
+        }
+        for g, group in enumerate(groups)
+        for m, (trajectory, reward, metrics) in enumerate(
+            zip(group.trajectories_G, group.rewards_G, group.metrics_G, strict=True)
+        )
+    ]
+
+
+def write_records(path: str | Path, records: Iterable[Mapping[str, Any]]) -> None:
+    """Write a file of episodes whole, replacing an older one. Makes its folder. Raises OSError."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, "".join(json.dumps(r, allow_nan=False, ensure_ascii=False) + "\n" for r in records))
+
+
+def read_records(path: str | Path) -> list[dict[str, Any]]:
+    """The episodes of a file; a torn last line is left out. Raises ValueError for a schema this code cannot read."""
+    records = read_lines(Path(path))
+    for record in records:
+        if record.get("schema") != SCHEMA:
+            raise ValueError(
+                f"{Path(path).name} has schema {record.get('schema')}, this version of jaxrl reads schema {SCHEMA}; "
+                f"versions.json of the run says which version wrote it"
+            )
+    return records
+
+
+def contexts(record: Mapping[str, Any]) -> list[tuple[int, ...]]:
+    """The whole context each turn was sampled from, rebuilt token for token."""
+    context: tuple[int, ...] = ()
+    seen = []
+    for turn in record["turns"]:
+        seen.append(context[: turn["kept"]] + tuple(turn["observation"]))
+        context = seen[-1] + tuple(turn["action"])
+    return seen
+
+
+def token_pieces(tokens: Sequence[int], decode: Decode) -> list[str]:
+    """One piece of text a token; where the text is valid, they concatenate to it.
+
+    A character that several byte tokens spell is the piece of the last of them. Each token is decoded after the one
+    before it, because some tokenizers drop the space in front of a first word.
+    """
+    pieces: list[str] = []
+    previous = done = 0
+    for i in range(len(tokens)):
+        text = decode(tokens[previous : i + 1])
+        unfinished = text.endswith("\ufffd") and i + 1 - done < _LONGEST_CHARACTER and i + 1 < len(tokens)
+        if unfinished:
+            pieces.append("")
+        else:
+            pieces.append(text[len(decode(tokens[previous:done])) :])
+            previous, done = done, i + 1
+    return pieces
+
+
+def _turns(trajectory: Trajectory, decode: Decode) -> list[dict[str, Any]]:
+    context: tuple[int, ...] = ()
+    turns = []
+    for transition in trajectory.transitions:
+        kept = common_prefix(context, transition.observation)
+        turns.append(_turn(transition, kept, decode))
+        context = transition.observation + transition.action.tokens
+    return turns
+
+
+def _turn(transition: Transition, kept: int, decode: Decode) -> dict[str, Any]:
+    added, action = transition.observation[kept:], transition.action
+    return {
+        "kept": kept,
+        "rewrite": transition.rewrite,
+        "observation": [int(t) for t in added],
+        "observation_text": decode(added),
+        "action": [int(t) for t in action.tokens],
+        "action_text": token_pieces(action.tokens, decode),
+        "logprobs": [_finite(x) for x in action.logprobs],
+        "versions": [int(v) for v in action.versions],
+        "stop": action.stop,
+        "reward": _finite(transition.reward),
+        "done": transition.episode_done,
+        "metrics": _values(transition.metrics),
+        "logs": _values(transition.logs),
+    }
+
+
+def _values(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value if isinstance(value, str) else _finite(value) for name, value in values.items()}
+
+
+def _finite(value: float) -> float | None:
+    """Nine digits give a float32 back exactly; JSON has no NaN and no infinity."""
+    return float(f"{value:.9g}") if math.isfinite(value) else None
