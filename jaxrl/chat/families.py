@@ -1,0 +1,112 @@
+"""Which families there are, and which one a tokenizer belongs to.
+
+Knows the registry and how to compare a published template with a family. Must not know how a family writes its turns.
+"""
+
+import json
+from collections.abc import Sequence
+from difflib import get_close_matches
+from typing import Any
+
+from jaxrl.chat.chatml import CHATML, QWEN2_5, QWEN3, SMOLLM2, tool_schema
+from jaxrl.chat.renderer import Family, Renderer, Style, Thinking, build, spell
+from jaxrl.chat.tokenizer import Tokenizer, render_template
+from jaxrl.types import Message, ToolCall, ToolSpec
+
+RENDERERS: dict[str, Family] = {
+    "smollm2": SMOLLM2,
+    "qwen2.5": QWEN2_5,
+    "qwen3": QWEN3,
+    "chatml": CHATML,
+}
+
+
+def register_renderer(family: Family) -> None:
+    """Add a family of your own. Raises ValueError when the name is taken."""
+    if family.name in RENDERERS:
+        raise ValueError(f"a renderer named {family.name!r} exists already: choose another name for yours.")
+    RENDERERS[family.name] = family
+
+
+def renderer_for(
+    tokenizer: Tokenizer,
+    name: str | None = None,
+    *,
+    thinking: Thinking | None = None,
+    enable_thinking: bool | None = None,
+) -> Renderer:
+    """The renderer `name`, or the one whose text equals what the tokenizer's own chat template writes.
+
+    thinking: "keep" (default: every turn extends the last) or "strip" (as the published template; history is
+    rewritten). enable_thinking: only for families with that switch, default True. Raises ValueError for an unknown
+    name, a tokenizer without a template, a template no family matches, and choices without effect.
+    """
+    family = find_family(name) if name is not None else recognise(tokenizer)
+    return build(family, tokenizer, thinking=thinking, enable_thinking=enable_thinking)
+
+
+def find_family(name: str) -> Family:
+    """The family registered as `name`."""
+    if name in RENDERERS:
+        return RENDERERS[name]
+    near = get_close_matches(name, RENDERERS, n=1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    raise ValueError(f"unknown renderer {name!r}. Known: {', '.join(sorted(RENDERERS))}.{hint}")
+
+
+def recognise(tokenizer: Tokenizer) -> Family:
+    """The family that writes a few probe conversations exactly as the tokenizer's template does. Needs jinja2."""
+    advice = f"Pass name= one of {', '.join(sorted(RENDERERS))}, or write a family and register_renderer() it."
+    template = tokenizer.chat_template
+    if template is None:
+        raise ValueError(
+            f"tokenizer {tokenizer.name!r} has no chat template (a base model?), so its family is unknown. {advice}"
+        )
+    for family in RENDERERS.values():
+        if _matches(family, template):
+            return family
+    raise ValueError(f"the chat template of tokenizer {tokenizer.name!r} matches no known family. {advice}")
+
+
+def template_message(message: Message) -> dict[str, Any]:
+    """A message as published templates read it. Arguments are parsed, since some templates serialise them."""
+    shown: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.thinking is not None:
+        shown["reasoning_content"] = message.thinking
+    if message.tool_calls:
+        functions = [{"name": c.name, "arguments": json.loads(c.arguments)} for c in message.tool_calls]
+        shown["tool_calls"] = [{"type": "function", "function": f} for f in functions]
+    return shown
+
+
+_TOOL = ToolSpec("look", "Look it up.", {"type": "object", "properties": {"key": {"type": "string"}}})
+_CALLS = (ToolCall("look", '{"key": "a"}'), ToolCall("look", '{"key": "b"}'))
+_PROBES: tuple[tuple[Message, ...], ...] = (
+    (Message("user", " hi\n"),),
+    (Message("system", "Be brief."), Message("user", "hi"), Message("assistant", "yes"), Message("user", "ok")),
+    (Message("user", "hi"), Message("assistant", "yes", thinking="hm"), Message("user", "ok")),
+)
+_TOOL_PROBE = (
+    Message("user", "hi"),
+    Message("assistant", "one moment", thinking="hm", tool_calls=_CALLS),
+    Message("tool", "1"),
+    Message("tool", "2"),
+)
+
+
+def _matches(family: Family, template: str) -> bool:
+    """Whether the template and the family write the same text for every probe."""
+    cases: list[tuple[Sequence[Message], Sequence[ToolSpec]]] = [(probe, ()) for probe in _PROBES]
+    if family.template_has_tools:
+        cases += [(_PROBES[0], (_TOOL,)), (_PROBES[1], (_TOOL,)), (_TOOL_PROBE, (_TOOL,))]
+    style = Style(thinking=family.template_thinking)
+    try:
+        return all(
+            spell(family.opening(messages, tools, style))
+            == render_template(template, [template_message(m) for m in messages], [tool_schema(t) for t in tools])
+            for messages, tools in cases
+        )
+    except ImportError:  # jinja2 is missing: not the template's fault
+        raise
+    except Exception:  # a template refuses conversations it cannot write, each in its own way: then it is another one
+        return False
