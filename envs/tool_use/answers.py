@@ -9,7 +9,8 @@ from fractions import Fraction
 _ANSWER_LINE = re.compile(r"\s*[*_`]*answer[*_`]*\s*[:=](.*)", re.IGNORECASE)
 _BOXED = re.compile(r"\\boxed\{([^{}]*)\}")
 _NUMBER = re.compile(r"[+-]?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?")
-_MAX_DIGITS = 60
+_MARKUP = " \t*_`$"
+_MAX_LENGTH = 60
 
 
 def read_answer(text: str) -> Fraction | None:
@@ -26,7 +27,7 @@ def read_answer(text: str) -> Fraction | None:
 
 
 def _read_number(text: str) -> Fraction | None:
-    bare = _BOXED.sub(r"\1", text).strip(" \t*_`$.!").replace("\N{MINUS SIGN}", "-")
-    if len(bare) > _MAX_DIGITS or not _NUMBER.fullmatch(bare):
+    bare = _BOXED.sub(r"\1", text).strip(_MARKUP).rstrip(_MARKUP + ".!").replace("\N{MINUS SIGN}", "-")
+    if len(bare) > _MAX_LENGTH or not _NUMBER.fullmatch(bare):
         return None
     return Fraction(bare.replace(",", ""))

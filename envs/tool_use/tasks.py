@@ -11,7 +11,7 @@ no digit, and the splits share no fact, so no answer can leak.
 import functools
 import itertools
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -57,7 +57,7 @@ def tasks(split: Split, count: int, *, seed: int = 0, levels: Sequence[int] = LE
     return [next(decks[i % len(decks)]) for i in range(count)]
 
 
-def _deck(cards: Sequence[Task], seed: Sequence[int]):
+def _deck(cards: Sequence[Task], seed: Sequence[int]) -> Iterator[Task]:
     rng = np.random.default_rng(list(seed))
     while True:
         yield from (cards[i] for i in rng.permutation(len(cards)))
