@@ -79,14 +79,15 @@ def extend(
     prompts: KV | None,
     rows: Rows,
     tokens_BT: Int[Array, "B T"],
-    count_B: Int[Array, " B"],
     *,
     config: ModelConfig,
     lora_scale: float,
     positions: int,
     prompt_positions: int = 0,
 ) -> KV:
-    """Append `count_B` tokens to each row's history and return the store (donate it).
+    """Append tokens to each row's history and return the store (donate it).
+
+    tokens_BT: right-padded; the padding is written too, beyond the length the caller then gives the row.
 
     positions, prompt_positions: static bounds on the lengths in `rows` (their buckets). With prompts=None the
     rows have no shared prompt; this is also how a prompt itself is prefilled, with the prompt store as `store`.
@@ -125,7 +126,6 @@ def extend(
             config=config,
             lora_scale=lora_scale,
         )
-    del x, count_B  # what follows a row's last real token is garbage beyond its length
     written = KV(k=tuple(k for k, _ in new), v=tuple(v for _, v in new))
     return cache.write(store, rows.slot_B, rows.length_B, written)
 
