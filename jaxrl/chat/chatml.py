@@ -27,6 +27,7 @@ tool calls that the last two adopt. Parity is tested token for token, but for th
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -41,6 +42,7 @@ THINK, THINK_END = Marker("<think>"), Marker("</think>")
 CALL, CALL_END = Marker("<tool_call>"), Marker("</tool_call>")
 RESULT, RESULT_END = Marker("<tool_response>"), Marker("</tool_response>")
 
+_SPELLED_CALL = re.compile(f"{CALL.spelling}|{CALL_END.spelling}")
 _BLOCKS = {THINK: THINK_END, CALL: CALL_END}
 _FRAME = {TURN.spelling: True, TURN_END.spelling: True}
 _THOUGHTS = {THINK.spelling: True, THINK_END.spelling: True}
@@ -267,23 +269,20 @@ def _call_text(call: ToolCall) -> str:
 
 
 def _scan_calls(text: str) -> list[Piece]:
-    """Split text at spelled tool-call markers."""
+    """Split text at spelled tool-call markers, skipping those inside the JSON of a block."""
     pieces: list[Piece] = []
     at = 0
     while (start := text.find(CALL.spelling, at)) >= 0:
         pieces += [*_split_ends(text[at:start]), CALL]
         body = start + len(CALL.spelling)
-        after_json = end_of_json(text, body)
-        end = text.find(CALL_END.spelling, after_json)
-        nested = text.find(CALL.spelling, after_json, end if end >= 0 else len(text))
-        if nested >= 0:  # the second opening marker makes the framing broken; let the reader see it
-            pieces.append(text[body:nested])
-            at = nested
-        elif end < 0:
+        mark = _SPELLED_CALL.search(text, end_of_json(text, body))
+        if mark is None:
             return [*pieces, text[body:]]
-        else:
-            pieces += [text[body:end], CALL_END]
-            at = end + len(CALL_END.spelling)
+        pieces.append(text[body : mark.start()])
+        at = mark.end()
+        if mark.group() == CALL.spelling:  # a block inside a block: broken, whatever follows
+            return [*pieces, CALL, text[at:]]
+        pieces.append(CALL_END)
     return [*pieces, *_split_ends(text[at:])]
 
 

@@ -184,7 +184,7 @@ class Renderer:
 
     def parse(self, tokens: Sequence[int]) -> Parsed:
         """Read a sampled turn. Never raises on ids of the vocabulary; linear in the number of tokens."""
-        stopped = bool(tokens) and tokens[-1] in self.stop_tokens
+        stopped = len(tokens) > 0 and tokens[-1] in self.stop_tokens
         body = tokens[:-1] if stopped else tokens
         message, intact = self.family.read(self._pieces(body))
         if not stopped:

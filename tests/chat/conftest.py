@@ -1,11 +1,13 @@
-"""Where the chat tests get tokenizers: bytes always, the real ones when tests/fetch_real.py has been run."""
+"""Tokenizers for the chat tests: a tiny one made here, and the real ones once tests/fetch_real.py has been run."""
 
 import os
 from pathlib import Path
 
 import pytest
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
-from jaxrl.chat.tokenizer import ByteTokenizer, HFTokenizer, byte_tokenizer, load_tokenizer
+from jaxrl.chat.tokenizer import BYTE_SPECIALS, CHATML_TEMPLATE, HFTokenizer, load_tokenizer, wrap
 
 
 def _real_dir(name: str) -> str:
@@ -41,6 +43,17 @@ def qwen3(qwen3_dir: str) -> HFTokenizer:
 
 
 @pytest.fixture(scope="session")
-def bytes_() -> ByteTokenizer:
-    """The byte tokenizer."""
-    return byte_tokenizer()
+def tiny() -> HFTokenizer:
+    """A Hugging Face byte-level BPE made here: a few merges, Qwen3's markers with Qwen3's flags.
+
+    <think> and friends are flagged special=False, and <|im_start|> also stands in the base vocabulary, as in SmolLM2.
+    """
+    words = ["<|im_start|>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    merges = [("h", "e"), ("l", "l"), ("ll", "o"), ("he", "llo"), ("Ċ", "Ċ"), ("Ċ", "ĊĊ")]
+    words += ["".join(m) for m in merges]
+    backend = Tokenizer(models.BPE(vocab={w: i for i, w in enumerate(words)}, merges=merges))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([AddedToken(w, special=True, normalized=False) for w in BYTE_SPECIALS[:3]])
+    backend.add_tokens([AddedToken(w, special=False, normalized=False) for w in BYTE_SPECIALS[3:]])
+    return wrap(PreTrainedTokenizerFast(tokenizer_object=backend, chat_template=CHATML_TEMPLATE), name="tiny")

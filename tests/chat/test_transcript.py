@@ -1,0 +1,128 @@
+"""An episode's context: extended verbatim, rewritten only where thoughts are stripped."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxrl.chat.chatml import QWEN3
+from jaxrl.chat.families import renderer_for
+from jaxrl.chat.renderer import build
+from jaxrl.chat.tokenizer import HFTokenizer, byte_tokenizer
+from jaxrl.chat.transcript import act, begin, observe
+from jaxrl.types import Message, common_prefix
+
+BYTES = byte_tokenizer()
+USER, TOOL = Message("user", "next"), Message("tool", "42")
+ACTIONS = st.lists(st.sampled_from([*range(256, 265), 10, 60, 97, 98]), max_size=12).map(tuple)
+EPISODE = st.lists(st.tuples(ACTIONS, st.lists(st.sampled_from([USER, TOOL]), max_size=2), st.booleans()), max_size=5)
+
+
+def spelled(text: str) -> tuple[int, ...]:
+    """Ids of text in which the think markers and the end marker are tokens."""
+    out: tuple[int, ...] = ()
+    for part in text.replace("<think>", "\0<think>\0").replace("</think>", "\0</think>\0").split("\0"):
+        out += (BYTES.special(part),) if part in ("<think>", "</think>") else tuple(BYTES.encode(part))
+    return (*out, BYTES.special("<|im_end|>"))
+
+
+@pytest.mark.parametrize("name", ["chatml", "qwen3", "qwen2.5", "smollm2"])
+@given(EPISODE)
+def test_I1_kept_thoughts_always_extend_whatever_was_sampled(name: str, episode: list) -> None:
+    transcript = begin(renderer_for(BYTES, name), [USER])
+    for action, messages, closed in episode:
+        context = transcript.tokens
+        transcript = act(transcript, action)
+        assert transcript.tokens == context + action
+        transcript, reason = observe(transcript, messages, closed=closed)
+        assert reason is None
+        assert transcript.tokens[: len(context) + len(action)] == context + action
+    assert [s.tokens for s in transcript.segments if s.kind == "action"] == [action for action, _, _ in episode]
+
+
+@given(EPISODE)
+def test_I1_stripping_says_so_and_removes_only(episode: list) -> None:
+    transcript = begin(renderer_for(BYTES, "qwen3", thinking="strip"), [USER])
+    for action, messages, closed in episode:
+        former = act(transcript, action)
+        transcript, reason = observe(former, messages, closed=closed)
+        assert transcript.tokens == tuple(t for s in transcript.segments for t in s.tokens)
+        assert (reason is None) == (common_prefix(former.tokens, transcript.tokens) == len(former.tokens))
+        kept = sum(len(s.tokens) for s in transcript.segments[:-1])
+        rest = iter(former.tokens)
+        assert all(t in rest for t in transcript.tokens[:kept]), "what is left is a subsequence of what was there"
+
+
+def test_T03_three_turns_of_thoughts_stripped_at_the_next_query() -> None:
+    renderer = renderer_for(BYTES, "qwen3", thinking="strip")
+    t = begin(renderer, [Message("user", "q1")])
+    t, reason = observe(act(t, spelled("<think>\na\n</think>\n\ncall")), [TOOL], closed=True)
+    assert reason is None, "within a tool loop thoughts stay"
+    t, reason = observe(act(t, spelled("<think>\nb\n</think>\n\nsay")), [Message("user", "q2")], closed=True)
+    assert reason == "thinking_stripped"
+    assert BYTES.decode(t.tokens) == (
+        "<|im_start|>user\nq1<|im_end|>\n<|im_start|>assistant\ncall<|im_end|>\n"
+        "<|im_start|>user\n<tool_response>\n42\n</tool_response><|im_end|>\n<|im_start|>assistant\nsay<|im_end|>\n"
+        "<|im_start|>user\nq2<|im_end|>\n<|im_start|>assistant\n"
+    )
+    t, reason = observe(act(t, spelled("plain")), [USER], closed=True)
+    assert reason is None, "nothing was left to strip"
+
+
+def test_an_empty_block_is_dropped_at_once_as_the_template_does() -> None:
+    renderer = renderer_for(BYTES, "qwen3", thinking="strip", enable_thinking=False)
+    t, reason = observe(act(begin(renderer, [USER]), spelled("call")), [TOOL], closed=True)
+    assert reason == "thinking_stripped"
+    assert BYTES.decode(t.tokens).count("<think>") == 1, "only the one in the current generation prompt"
+
+
+def test_thinking_off_and_kept_extends() -> None:
+    renderer = renderer_for(BYTES, "qwen3", enable_thinking=False)
+    before = act(begin(renderer, [USER]), spelled("call"))
+    after, reason = observe(before, [USER], closed=True)
+    assert reason is None
+    assert after.tokens[: len(before.tokens)] == before.tokens
+
+
+def test_unfinished_thoughts_stay() -> None:
+    renderer = renderer_for(BYTES, "qwen3", thinking="strip")
+    action = spelled("<think>\nhm")[:-1]
+    t, reason = observe(act(begin(renderer, [USER]), action), [USER], closed=False)
+    assert reason is None
+    assert t.segments[1].tokens == action
+
+
+def test_T01_non_canonical_splits_are_kept_verbatim(tiny: HFTokenizer) -> None:
+    he, llo, hello = (tiny.full.token_to_id(w) for w in ("he", "llo", "hello"))
+    assert tiny.encode("hello") == [hello]
+    think, done, end = (tiny.special(s) for s in ("<think>", "</think>", "<|im_end|>"))
+    newlines = tiny.encode("\n\n\n")
+    action = (think, he, llo, done, *newlines, he, llo, end)
+    for thinking, expected in (("keep", action), ("strip", (he, llo, end))):
+        renderer = build(QWEN3, tiny, thinking=thinking)
+        t, _ = observe(act(begin(renderer, [USER]), action), [USER], closed=True)
+        assert t.segments[1].tokens == expected
+
+
+def test_verbs_out_of_order_are_named() -> None:
+    t = begin(renderer_for(BYTES), [USER])
+    with pytest.raises(ValueError, match="observe\\(\\) was called without a sampled turn"):
+        observe(t, [USER], closed=True)
+    with pytest.raises(ValueError, match="act\\(\\) was called twice"):
+        act(act(t, (1,)), (2,))
+
+
+def test_nothing_is_tokenized_twice() -> None:
+    """The text handed to the tokenizer over an episode grows with the episode, not with its square."""
+    seen = 0
+
+    class Counting(type(BYTES)):
+        def encode(self, text: str) -> list[int]:
+            nonlocal seen
+            seen += len(text)
+            return super().encode(text)
+
+    t = begin(renderer_for(Counting(), "qwen3", thinking="strip"), [Message("user", "x" * 1000)])
+    opening = seen
+    for _ in range(50):
+        t, _ = observe(act(t, spelled("<think>\na\n</think>\n\nb")), [USER], closed=True)
+    assert seen - opening == 50 * len("\nuser\nnext\nassistant\n")
