@@ -8,13 +8,16 @@ Attention masks are dense [T, T] for now, so `width` should be a small bucket: s
 """
 
 from collections.abc import Sequence
+from typing import Any
 
-import jax
 import numpy as np
 from flax import struct
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 
 from jaxrl.types import Datum
+
+Leaf = Any
+"""An array [N, B, T] of numpy or JAX; inside the step one of [B, T]; in a tree of shardings, a sharding."""
 
 
 @struct.dataclass
@@ -25,16 +28,16 @@ class Batch:
     mask, logp_sampler, advantage, weight and versions belong to the target of a position.
     """
 
-    tokens: Int[jax.Array | np.ndarray, "N B T"]
-    targets: Int[jax.Array | np.ndarray, "N B T"]
-    positions: Int[jax.Array | np.ndarray, "N B T"]
-    segments: Int[jax.Array | np.ndarray, "N B T"]
-    mask: Bool[jax.Array | np.ndarray, "N B T"]
-    logp_sampler: Float[jax.Array | np.ndarray, "N B T"]
-    advantage: Float[jax.Array | np.ndarray, "N B T"]
-    weight: Float[jax.Array | np.ndarray, "N B T"]
-    versions: Int[jax.Array | np.ndarray, "N B T"]
-    count: Int[jax.Array | np.ndarray, ""]
+    tokens: Leaf  # int32
+    targets: Leaf  # int32
+    positions: Leaf  # int32
+    segments: Leaf  # int32
+    mask: Leaf  # bool
+    logp_sampler: Leaf  # float32
+    advantage: Leaf  # float32
+    weight: Leaf  # float32
+    versions: Leaf  # int32
+    count: Leaf  # int32, no dimensions
 
 
 def choose_width(data_D: Sequence[Datum], buckets: Sequence[int]) -> int:
@@ -48,7 +51,7 @@ def choose_width(data_D: Sequence[Datum], buckets: Sequence[int]) -> int:
 
 def pack(
     data_D: Sequence[Datum],
-    weights_D: Sequence[Float[np.ndarray, " T"]],
+    weights_D: Sequence[Float[np.ndarray, "_"]],
     *,
     width: int,
     rows: int,

@@ -4,6 +4,7 @@ Knows trajectories and their endings. Knows nothing about renderers, packing or 
 comes from what was sampled. The work is linear in the size of the trajectories.
 """
 
+import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
@@ -24,8 +25,7 @@ def extends(before: Transition, after: Transition) -> bool:
 
 def split_reasons(trajectory: Trajectory) -> Counter[str]:
     """Why the episode needs more than one datum, counted: the transition's own reason, or "prefix_changed"."""
-    turns = trajectory.transitions
-    pairs = zip(turns[:-1], turns[1:], strict=True)
+    pairs = itertools.pairwise(trajectory.transitions)
     return Counter(after.rewrite or PREFIX_CHANGED for before, after in pairs if not extends(before, after))
 
 

@@ -69,7 +69,7 @@ def _scores(
     weights = jnp.exp(z - top)
     total = weights.sum(axis=-1)
     log_total = jnp.log(total) + top[..., 0]
-    chosen = jnp.where(jnp.arange(z.shape[-1]) == target[..., None], z, 0.0).sum(axis=-1)
+    chosen = jnp.where(jnp.arange(z.shape[-1], dtype=target.dtype) == target[..., None], z, 0.0).sum(axis=-1)
     return chosen - log_total, log_total - (weights * z).sum(axis=-1) / total
 
 

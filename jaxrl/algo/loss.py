@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
 from jax import lax
+from jaxtyping import Array, Bool, Float
 
 
 class TokenInputs(NamedTuple):
@@ -97,13 +97,15 @@ def make_loss(name: str, config: Mapping[str, float] | None = None) -> LossFn:
         )
         value, clipped = row.form(safe, knobs)
         metrics = {"clip_fraction": clipped.astype(value.dtype)} | (_mismatch(safe) if row.sampled else {})
-        return TokenLoss(jnp.where(safe.mask, value, 0.0), {k: jnp.where(safe.mask, v, 0.0) for k, v in metrics.items()})
+        return TokenLoss(
+            jnp.where(safe.mask, value, 0.0), {k: jnp.where(safe.mask, v, 0.0) for k, v in metrics.items()}
+        )
 
     return loss
 
 
 def _mismatch(inputs: TokenInputs) -> dict[str, jax.Array]:
-    """Two estimates of KL(sampler || trainer): q - x, and half its square (Schulman 2020, joschu.net/blog/kl-approx)."""
+    """Two estimates of KL(sampler || trainer): q - x, and half its square (joschu.net/blog/kl-approx)."""
     difference = inputs.logp_sampler - lax.stop_gradient(inputs.logp_new)
     return {"kl_sample_train_v1": difference, "kl_sample_train_v2": 0.5 * difference**2}
 

@@ -98,7 +98,13 @@ def make_transform(config: OptimizerConfig) -> optax.GradientTransformation:
         parts.insert(0, optax.clip_by_global_norm(config.max_grad_norm))
     if config.weight_decay:
         parts.append(optax.add_decayed_weights(config.weight_decay, mask=_matrices))
-    return optax.chain(*parts)
+    init, update = optax.chain(*parts)
+
+    def lenient(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        with jax.numpy_dtype_promotion("standard"):  # optax raises a float to an integer power
+            return update(updates, state, params)
+
+    return optax.GradientTransformation(init, lenient)
 
 
 def _matrices(params: Any) -> Any:

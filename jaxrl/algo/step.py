@@ -16,7 +16,7 @@ import optax
 from flax import struct
 from jax import lax
 from jax.sharding import Mesh, NamedSharding
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from jaxrl.algo.batch import Batch
 from jaxrl.algo.logprob import action_logprobs
@@ -35,13 +35,14 @@ HEAD_CHUNK = 128
 MetricArrays = dict[str, jax.Array]
 TrainStep = Callable[["TrainState", Params | None, Batch], tuple["TrainState", MetricArrays]]
 EvalLogprobs = Callable[[Any, Params | None, Batch], jax.Array]
+Gradients = Callable[[Any, Params | None, Batch], tuple[Any, MetricArrays]]
 
 
 @struct.dataclass
 class TrainState:
     """Everything a step changes. params: a LoRA adapter, or the whole model under full fine-tuning; float32."""
 
-    step: Int[Array, ""]
+    step: Any  # int32, no dimensions: how many steps were taken
     params: Any
     opt_state: Any
 
@@ -142,29 +143,25 @@ def make_train_step(
     A batch without trainable tokens changes nothing but the step number. Neither does one whose loss or gradient is
     not finite: then `optim/nonfinite` is 1 and the parameters survive; the caller decides whether to go on.
     """
-    policy = _Policy(model, lora, temperature, mesh, remat, head_chunk, compute_dtype)
     transform, schedule = make_transform(optimizer), make_schedule(optimizer)
+    policy = _Policy(model, lora, temperature, mesh, remat, head_chunk, compute_dtype)
+    gradients = _gradients(policy, loss)
     state_sharding = None if mesh is None else state_shardings(model, lora, optimizer, mesh)
 
-    def micro_loss(params: Any, base: Params | None, micro: Batch) -> tuple[jax.Array, MetricArrays]:
-        logp, entropy = policy.logprobs(params, base, micro)
-        out = loss(TokenInputs(logp, micro.logp_sampler, micro.advantage, micro.mask))
-        total = jnp.sum(jnp.where(micro.mask, micro.weight, 0.0) * out.loss)
-        sums = {name: x.sum() for name, x in (out.metrics | {"entropy": entropy}).items()}
-        return total, sums | {"loss": total, "tokens": micro.mask.sum().astype(total.dtype)}
-
     def step(state: TrainState, base: Params | None, batch: Batch) -> tuple[TrainState, MetricArrays]:
-        grads, sums = _accumulate(jax.grad(micro_loss, has_aux=True), state.params, base, batch)
+        grads, sums = gradients(state.params, base, batch)
         if state_sharding is not None:
             grads = lax.with_sharding_constraint(grads, state_sharding.params)
         norm, rate = optax.tree.norm(grads), schedule(state.step)
         finite = jnp.isfinite(norm) & jnp.isfinite(sums["loss"])
         updates, opt_state = transform.update(grads, state.opt_state, state.params)
-        params = jax.tree.map(lambda p, u: (p - rate * u).astype(p.dtype), state.params, updates)
+        params = jax.tree.map(lambda p, u: p - rate * u, state.params, updates)
         use = finite & (sums["tokens"] > 0)
-        kept = jax.tree.map(lambda new, old: jnp.where(use, new, old), (params, opt_state), tuple(state_values(state)))
-        metrics = _metrics(sums) | {"optim/grad_norm": norm, "optim/lr": rate, "optim/nonfinite": ~finite * 1.0}
-        return TrainState(state.step + 1, *kept), metrics
+        kept = jax.tree.map(
+            lambda new, old: jnp.where(use, new, old), (params, opt_state), (state.params, state.opt_state)
+        )
+        report = {"optim/grad_norm": norm, "optim/lr": rate, "optim/nonfinite": (~finite).astype(norm.dtype)}
+        return TrainState(state.step + 1, *kept), _metrics(sums) | report
 
     if mesh is None:
         return jax.jit(step, donate_argnums=0)
@@ -175,6 +172,27 @@ def make_train_step(
         in_shardings=(state_sharding, base_sharding, batch_shardings(mesh)),
         out_shardings=(state_sharding, sharding.replicated(mesh)),
     )
+
+
+def make_gradients(
+    model: ModelConfig,
+    lora: LoraConfig | None,
+    loss: LossFn,
+    *,
+    temperature: float,
+    mesh: Mesh | None = None,
+    remat: bool = True,
+    head_chunk: int = HEAD_CHUNK,
+    compute_dtype: Any = None,
+) -> Gradients:
+    """gradients(params, base, batch) -> (gradient of the weighted loss, metrics), jitted: a step without its update."""
+    gradients = _gradients(_Policy(model, lora, temperature, mesh, remat, head_chunk, compute_dtype), loss)
+
+    def run(params: Any, base: Params | None, batch: Batch) -> tuple[Any, MetricArrays]:
+        grads, sums = gradients(params, base, batch)
+        return grads, _metrics(sums)
+
+    return jax.jit(run)
 
 
 def make_eval_logprobs(
@@ -202,31 +220,33 @@ def make_eval_logprobs(
     return jax.jit(logprobs)
 
 
-def state_values(state: TrainState) -> tuple[Any, Any]:
-    """What an update replaces: (params, opt_state)."""
-    return state.params, state.opt_state
-
-
 def _micro(batch: Batch, index: jax.Array) -> Batch:
     """Micro-batch `index`: the same record with arrays [B, T]."""
     pick = lambda x: lax.dynamic_index_in_dim(x, index, keepdims=False) if x.ndim else x  # noqa: E731
     return jax.tree.map(pick, batch)
 
 
-def _accumulate(
-    gradient: Callable[[Any, Params | None, Batch], tuple[Any, MetricArrays]],
-    params: Any,
-    base: Params | None,
-    batch: Batch,
-) -> tuple[Any, MetricArrays]:
-    """Sums of gradients and metrics over the real micro-batches, in float32."""
-    shapes = jax.eval_shape(gradient, params, base, _micro(batch, jnp.zeros((), jnp.int32)))
-    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, accumulator(s.dtype)), shapes)
+def _gradients(policy: _Policy, loss: LossFn) -> Gradients:
+    """Sums of gradients and of metrics over the real micro-batches, in float32."""
 
-    def body(i: jax.Array, sums: tuple[Any, MetricArrays]) -> tuple[Any, MetricArrays]:
-        return jax.tree.map(lambda a, x: a + x.astype(a.dtype), sums, gradient(params, base, _micro(batch, i)))
+    def micro_loss(params: Any, base: Params | None, micro: Batch) -> tuple[jax.Array, MetricArrays]:
+        logp, entropy = policy.logprobs(params, base, micro)
+        out = loss(TokenInputs(logp, micro.logp_sampler, micro.advantage, micro.mask))
+        total = jnp.sum(jnp.where(micro.mask, micro.weight, 0.0) * out.loss)
+        sums = {name: x.sum() for name, x in (out.metrics | {"entropy": entropy}).items()}
+        return total, sums | {"loss": total, "tokens": micro.mask.sum().astype(total.dtype)}
 
-    return lax.fori_loop(0, batch.count, body, zeros)
+    def gradients(params: Any, base: Params | None, batch: Batch) -> tuple[Any, MetricArrays]:
+        one = jax.grad(micro_loss, has_aux=True)
+        shapes = jax.eval_shape(one, params, base, _micro(batch, jnp.zeros((), jnp.int32)))
+        zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, accumulator(s.dtype)), shapes)
+
+        def body(i: jax.Array, sums: tuple[Any, MetricArrays]) -> tuple[Any, MetricArrays]:
+            return jax.tree.map(lambda a, x: a + x.astype(a.dtype), sums, one(params, base, _micro(batch, i)))
+
+        return lax.fori_loop(0, batch.count, body, zeros)
+
+    return gradients
 
 
 def _metrics(sums: MetricArrays) -> MetricArrays:
@@ -253,15 +273,13 @@ def batch_shardings(mesh: Mesh) -> Batch:
 def base_shardings(model: ModelConfig, mesh: Mesh) -> Params:
     """Shardings of a model's parameters."""
     specs = param_specs(model)
-    return sharding.shardings(mesh, logical_axes(specs), abstract(specs, jnp.float32))
+    return sharding.shardings(mesh, logical_axes(specs), abstract(specs, jnp.dtype(jnp.float32)))
 
 
-def state_shardings(
-    model: ModelConfig, lora: LoraConfig | None, optimizer: OptimizerConfig, mesh: Mesh
-) -> TrainState:
+def state_shardings(model: ModelConfig, lora: LoraConfig | None, optimizer: OptimizerConfig, mesh: Mesh) -> TrainState:
     """Shardings of a training state: each optimizer moment lies with its parameter."""
     specs = param_specs(model) if lora is None else lora_specs(model, lora)
-    shapes = abstract(specs, jnp.float32)
+    shapes = abstract(specs, jnp.dtype(jnp.float32))
     params = sharding.shardings(mesh, logical_axes(specs), shapes)
     transform, whole = make_transform(optimizer), sharding.replicated(mesh)
     opt_state = optax.tree.map_params(

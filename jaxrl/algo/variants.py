@@ -21,13 +21,13 @@ class Variant:
 
 
 VARIANTS: dict[str, Variant] = {
-    "importance_sampling": Variant("mean", "importance_sampling", "token_sum", "tinker-docs.thinkingmachines.ai/losses"),
+    "importance_sampling": Variant(
+        "mean", "importance_sampling", "token_sum", "tinker-docs.thinkingmachines.ai/losses"
+    ),
     "ppo": Variant("mean", "ppo", "token_sum", "arXiv 1707.06347"),
     "reinforce": Variant("mean", "reinforce", "token_mean", "doi 10.1007/BF00992696"),
     "rloo": Variant("leave_one_out", "reinforce", "seq_mean_token_sum", "arXiv 2402.14740"),
     "grpo": Variant("mean_std", "ppo", "seq_mean_token_mean", "arXiv 2402.03300"),
     "dr_grpo": Variant("mean", "ppo", "seq_mean_token_sum_norm", "arXiv 2503.20783"),
-    "dapo": Variant(
-        "mean_std", "ppo", "token_mean", "arXiv 2503.14476", loss_fn_config={"clip_high_threshold": 1.28}
-    ),
+    "dapo": Variant("mean_std", "ppo", "token_mean", "arXiv 2503.14476", loss_fn_config={"clip_high_threshold": 1.28}),
 }

@@ -6,6 +6,7 @@ about models, steps or which process it runs in. A parameter never mentions a me
 """
 
 import difflib
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -28,11 +29,11 @@ RULES: Rules = {
 }
 
 
-def make_mesh(data: int = 1, fsdp: int = 1, tensor: int = 1, *, devices: Sequence[jax.Device] | None = None) -> Mesh:
+def make_mesh(data: int = 1, fsdp: int = 1, tensor: int = 1, *, devices: Sequence[Any] | None = None) -> Mesh:
     """A mesh of data x fsdp x tensor devices: the first that many of `devices` (default: all)."""
     shape = (data, fsdp, tensor)
     available = list(jax.devices() if devices is None else devices)
-    needed = int(np.prod(shape))
+    needed = math.prod(shape)
     if min(shape) < 1 or needed > len(available):
         raise ValueError(
             f"a mesh of data={data}, fsdp={fsdp}, tensor={tensor} needs {needed} devices and axes of at least 1, "
@@ -76,12 +77,13 @@ def shardings(mesh: Mesh, logical_axes: Any, shapes: Any, rules: Rules = RULES) 
     def one(path: Any, axes: tuple[str | None, ...], array: Any) -> NamedSharding:
         name = jax.tree_util.keystr(path, simple=True, separator=".")
         partition = spec(axes, rules, name=name)
-        for size, axis, mesh_axes in zip(array.shape, axes, partition, strict=True):
-            parts = int(np.prod([mesh.shape[a] for a in mesh_axes or ()]))
+        for size, axis in zip(array.shape, axes, strict=True):
+            mesh_axes = () if axis is None else rules[axis]
+            parts = math.prod(mesh.shape[a] for a in mesh_axes)
             if size % parts:
                 raise ValueError(
-                    f"{name}: axis {axis!r} has {size} entries, which mesh axes {mesh_axes} cannot split into "
-                    f"{parts} equal parts"
+                    f"{name}: axis {axis!r} has {size} entries, which mesh axes {', '.join(mesh_axes)} cannot split "
+                    f"into {parts} equal parts"
                 )
         return NamedSharding(mesh, partition)
 
