@@ -9,11 +9,12 @@ tool calls that the last two adopt. Parity is tested token for token, but for th
 1. Text is text. A special token's spelling inside a message stays ordinary text; templates that are rendered to one
    string and then tokenized let user text and tool results forge markers.
 2. Thoughts live in `Message.thinking` only. Qwen3's template also looks for </think> inside an assistant's content.
-3. thinking="keep" (the default) keeps the thoughts of earlier turns, also in opening messages. The Qwen3 template drops
-   those before the last user message; thinking="strip" does that too.
+3. thinking="keep" (the default) keeps the thoughts of earlier turns, also in opening messages, also empty blocks. The
+   Qwen3 template drops those before the last user message, and empty ones at once; thinking="strip" does that too.
 4. SmolLM2's template knows no tools and would print a "tool" role it was never trained on: here it gets the Hermes
    block in its system message, calls in <tool_call> (as text: its vocabulary has no such tokens) and results in
-   <tool_response>, like Qwen.
+   <tool_response>, like Qwen. Where a marker is text, text can forge it: a tool's result that spells </tool_response>
+   looks like the end of the result. What the model is read to have called is safe: only its own turn is read.
 5. Arguments of a call are written as their JSON text stands. Qwen2.5's template re-serialises them (the same for text
    that json.dumps wrote). A tool's name is JSON-escaped.
 6. A sampled turn is closed by one end marker and a newline, whatever the model sampled before it; a template would

@@ -168,7 +168,8 @@ class Renderer:
     def extend(self, messages: Sequence[Message], *, closed: bool) -> tuple[int, ...]:
         """Ids from the end of a sampled turn up to the next one: its closing, `messages`, the generation prompt.
 
-        closed: the sampled turn ended with a stop token; when False (cut by a budget) the end marker is added first.
+        closed: the sampled turn ended with one of the stop tokens; when False (cut by a budget) the end marker is
+        added first.
         """
         return self._encode(self.family.between(messages, closed, self.style))
 
@@ -207,14 +208,11 @@ class Renderer:
         while (first := _find(tokens, opening, start)) >= 0 and (last := _find(tokens, closing, first)) >= 0:
             kept += tokens[start:first]
             start = last + 1
-            while start < len(tokens) and self._newlines(tokens[start : start + 1]):
+            while start < len(tokens) and set(self.tokenizer.decode(tokens[start : start + 1])) == {"\n"}:
                 start += 1
-            if only_empty and not self._newlines(tokens[first + 1 : last]):
+            if only_empty and self.tokenizer.decode(tokens[first + 1 : last]).strip("\n"):
                 kept += tokens[first:start]
         return (*kept, *tokens[start:])
-
-    def _newlines(self, tokens: tuple[int, ...]) -> bool:
-        return all(t not in self.marker_ids.values() for t in tokens) and not self.tokenizer.decode(tokens).strip("\n")
 
     def _encode(self, pieces: Iterable[Piece]) -> tuple[int, ...]:
         """Ids of pieces. Neighbouring texts are joined first: a tokenizer may merge across them."""

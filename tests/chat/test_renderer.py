@@ -227,6 +227,36 @@ def test_broken_utf8_is_no_exception() -> None:
     assert (parsed.message.content, parsed.outcome) == ("\ufffd", Outcome.STOPPED)
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("real", ["smollm2", "qwen3"])
+@given(data=st.data())
+def test_any_real_ids_are_parsed_without_an_exception(real: str, data, request: pytest.FixtureRequest) -> None:
+    renderer = renderer_for(request.getfixturevalue(real))
+    padded = renderer.tokenizer.vocab_size + 267  # embeddings are often wider than the vocabulary
+    marker = st.sampled_from(sorted({*renderer.marker_ids.values(), *renderer.stop_tokens}))
+    tokens = data.draw(st.lists(marker | st.integers(0, padded), max_size=30))
+    parsed = renderer.parse(tokens)
+    assert (parsed.outcome is Outcome.LENGTH) == (not tokens or tokens[-1] not in renderer.stop_tokens)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("real", ["smollm2", "qwen3"])
+@given(TEXT, CALLS)
+def test_parse_inverts_turn_with_real_tokenizers(
+    real: str, request: pytest.FixtureRequest, content: str, calls: tuple[ToolCall, ...]
+) -> None:
+    renderer = renderer_for(request.getfixturevalue(real))
+
+    def read_back(text: str) -> str:  # Qwen3 normalises to NFC; SmolLM2 has no token for some control and rare bytes
+        return renderer.tokenizer.decode(renderer.tokenizer.encode(text))
+
+    message = renderer.parse(renderer.turn(Message("assistant", content, tool_calls=calls))).message
+    assert message.thinking == ("" if real == "qwen3" else None)
+    assert message.content == (read_back(content).lstrip("\n") if real == "qwen3" else read_back(content))
+    names = [json.loads(read_back(json.dumps(c.name, ensure_ascii=False))) for c in calls]
+    assert message.tool_calls == tuple(ToolCall(n, c.arguments) for n, c in zip(names, calls, strict=True))
+
+
 # --- text cannot forge markers --------------------------------------------------------------------
 
 

@@ -103,6 +103,13 @@ def test_T01_non_canonical_splits_are_kept_verbatim(tiny: HFTokenizer) -> None:
         assert t.segments[1].tokens == expected
 
 
+@pytest.mark.full
+def test_a_padded_id_after_thoughts_is_not_taken_for_a_newline(qwen3: HFTokenizer) -> None:
+    renderer = renderer_for(qwen3, thinking="strip")
+    think, done, end = (qwen3.special(s) for s in ("<think>", "</think>", "<|im_end|>"))
+    assert renderer.without_thoughts((think, 1, done, *qwen3.encode("\n\n"), 151_800, end)) == (151_800, end)
+
+
 def test_verbs_out_of_order_are_named() -> None:
     t = begin(renderer_for(BYTES), [USER])
     with pytest.raises(ValueError, match="observe\\(\\) was called without a sampled turn"):
