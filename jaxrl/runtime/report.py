@@ -290,9 +290,10 @@ def _table(steps: Steps) -> str:
 def _row(name: str, steps: Steps) -> str:
     everything = [s[name] for s in steps if name in s]
     finite = [v for v in everything if math.isfinite(v)]
+    odd = len(everything) - len(finite)
+    warning = f' <span class="odd">{odd} not finite</span>' if odd else ""
     shown = (everything[0], everything[-1], min(finite, default=math.nan), max(finite, default=math.nan))
-    cells = "".join(f"<td{' class=odd' * (not math.isfinite(v))}>{_short(v)}</td>" for v in shown)
-    return f"<tr><td>{escape(name)}</td>{cells}</tr>"
+    return f"<tr><td>{escape(name)}{warning}</td>{''.join(f'<td>{_short(v)}</td>' for v in shown)}</tr>"
 
 
 def _configuration(run: RunDir) -> str:

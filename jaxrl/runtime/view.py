@@ -17,7 +17,10 @@ from jaxrl.types import ENDINGS, StopReason
 
 SHADES = 6
 _SHADE_WIDTH = 0.8  # nats of surprise from one shade to the next; the first is a probability over 45 %
-_TERMINAL_SHADES = (None, "#4a3a12", "#66480c", "#835506", "#a36200", "#c46f00")
+_TERMINAL_SHADES = (
+    Style(),
+    *(Style(color="#ffffff", bgcolor=shade) for shade in ("#4a3a12", "#66480c", "#835506", "#a36200", "#c46f00")),
+)
 _LONGEST = 3000  # characters of one observation, or tokens of one action, that are shown
 
 
@@ -105,7 +108,7 @@ def episode_text(record: Mapping[str, Any]) -> Text:
         out.append(f"\n{_turn_title(i, turn)}\n", style="cyan")
         out.append(visible(_shortened(turn["observation_text"])) + "\n", style="bright_black")
         for piece in _limited(list(pieces(turn))):
-            out.append(piece.text, style=Style(bgcolor=_TERMINAL_SHADES[piece.shade]))
+            out.append(piece.text, style=_TERMINAL_SHADES[piece.shade])
         out.append("\n")
     return out
 
