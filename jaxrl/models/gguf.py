@@ -251,7 +251,7 @@ def _post_processor(ends: dict[str, str], backend: Tokenizer) -> Any:
     byte_level = processors.ByteLevel(trim_offsets=False)
     if not ends:
         return byte_level
-    template = [ends["bos"]] * ("bos" in ends) + ["$A"] + [ends["eos"]] * ("eos" in ends)
+    template = [token for token in (ends.get("bos"), "$A", ends.get("eos")) if token is not None]
     special = [(token, backend.token_to_id(token)) for token in ends.values()]
     template_processing = processors.TemplateProcessing(single=template, special_tokens=special)
     return processors.Sequence([byte_level, template_processing])

@@ -24,7 +24,7 @@ def matmul(x: Float[Array, "*rows I"], w: Float[Array, "I O"]) -> Float[Array, "
 
 def accumulator(dtype: jnp.dtype) -> jnp.dtype:
     """The dtype products are summed in."""
-    return jnp.promote_types(dtype, jnp.float32)
+    return jnp.dtype(jnp.float64 if dtype == jnp.float64 else jnp.float32)
 
 
 def _dot(x: jax.Array, y: jax.Array, contract: tuple[tuple[int, ...], tuple[int, ...]]) -> jax.Array:

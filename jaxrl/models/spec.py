@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from jaxrl.models.config import ModelConfig
 
@@ -78,7 +79,7 @@ def param_specs(config: ModelConfig) -> Params:
     return specs
 
 
-def abstract(specs: Any, dtype: jnp.dtype) -> Any:
+def abstract(specs: Any, dtype: DTypeLike) -> Any:
     """The same tree as `jax.ShapeDtypeStruct`s."""
     return jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, dtype), specs, is_leaf=_is_spec)
 
@@ -88,14 +89,14 @@ def logical_axes(specs: Any) -> Any:
     return jax.tree.map(lambda s: s.axes, specs, is_leaf=_is_spec)
 
 
-def init(specs: Any, dtype: jnp.dtype, *, key: jax.Array) -> Any:
+def init(specs: Any, dtype: DTypeLike, *, key: jax.Array) -> Any:
     """Random values for a spec tree. The key of a leaf depends on its path only. `key` is consumed."""
     leaves, treedef = jax.tree.flatten(specs, is_leaf=_is_spec)
     values = [_init_leaf(spec, dtype, jax.random.fold_in(key, i)) for i, spec in enumerate(leaves)]
     return jax.tree.unflatten(treedef, values)
 
 
-def _init_leaf(spec: ParamSpec, dtype: jnp.dtype, key: jax.Array) -> jax.Array:
+def _init_leaf(spec: ParamSpec, dtype: DTypeLike, key: jax.Array) -> jax.Array:
     if spec.scale is None:
         return jnp.ones(spec.shape, dtype)
     if spec.scale == 0.0:
