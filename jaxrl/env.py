@@ -8,7 +8,7 @@ renderer.
 import abc
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from jaxrl.types import Logs, Message, Metrics, StopReason, Task, ToolSpec, Trajectory
 
@@ -121,6 +121,10 @@ class EnvGroupBuilder(abc.ABC):
         """Names under which the group's metrics are also reported."""
         return ()
 
+    def describe(self) -> str:
+        """The group's task in a few words, for records and error messages."""
+        return type(self).__name__
+
 
 class RLDataset(abc.ABC):
     """Batches of group builders. Pure in the index: the same index always gives the same batch."""
@@ -132,3 +136,11 @@ class RLDataset(abc.ABC):
     @abc.abstractmethod
     def __len__(self) -> int:
         """The number of batches."""
+
+
+class RLDatasetBuilder(abc.ABC):
+    """Configuration of a task distribution: what a recipe names and a run writes into its config.json."""
+
+    @abc.abstractmethod
+    async def __call__(self, renderer: Any) -> tuple[RLDataset, RLDataset | None]:
+        """(training data, held-out data or None). `renderer`: the `jaxrl.chat` Renderer of the model to train."""

@@ -225,6 +225,6 @@ class Datum:
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     """Length of the longest common prefix."""
     n = min(len(a), len(b))
-    if a[:n] == b[:n]:  # the usual case, compared in C
+    if tuple(a[:n]) == tuple(b[:n]):  # the usual case, compared in C
         return n
     return next(i for i in range(n) if a[i] != b[i])

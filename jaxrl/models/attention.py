@@ -16,7 +16,6 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxrl.models.linear import accumulator
 
-
 EMPTY = -1e30
 """The running maximum of a part that saw nothing: finite, so that differences of maxima stay finite."""
 

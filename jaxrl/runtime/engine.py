@@ -121,9 +121,14 @@ class Session:
         self._spans: list[tuple[int, int]] = []
 
     @property
+    def capacity(self) -> int:
+        """Positions the context holds."""
+        return self._engine.config.context
+
+    @property
     def room(self) -> int:
         """Positions left in the context."""
-        return self._engine.config.context - len(self.tokens)
+        return self.capacity - len(self.tokens)
 
     @property
     def kv_versions(self) -> tuple[tuple[int, int], ...]:
@@ -294,7 +299,7 @@ class Engine:
     @property
     def compilations(self) -> int:
         """Programs compiled so far; at most `config.compile_budget`."""
-        return self._extend._cache_size() + self._decode._cache_size()
+        return sum(program._cache_size() for program in (self._extend, self._decode))  # pyright: ignore
 
     # --- the loop --------------------------------------------------------------------------------
 

@@ -1,0 +1,99 @@
+"""Numbers about groups of episodes: rewards, lengths, endings, whatever the envs measured. Pure.
+
+Metric names are a public interface (DESIGN section 8); `env/all/...` covers every group, `env/<tag>/...` those
+with the tag.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from jaxrl.types import StopReason, TrajectoryGroup
+
+REWARD_TOLERANCE = 1e-6
+
+
+def rollout_metrics(groups_P: Sequence[TrajectoryGroup]) -> dict[str, float]:
+    """All metrics of a batch. An empty batch has none."""
+    metrics = _env_metrics("env/all", groups_P)
+    for tag in sorted({tag for group in groups_P for tag in group.tags}):
+        metrics |= _env_metrics(f"env/{tag}", [g for g in groups_P if tag in g.tags])
+    return metrics | _endings(groups_P)
+
+
+def _env_metrics(prefix: str, groups_P: Sequence[TrajectoryGroup]) -> dict[str, float]:
+    episodes = [t for g in groups_P for t in g.trajectories_G]
+    if not episodes:
+        return {}
+    turns = [turn for t in episodes for turn in t.transitions]
+    metrics = {
+        "reward/total": _mean(r for g in groups_P for r in g.rewards_G),
+        "total_episodes": float(len(episodes)),
+        "total_turns": float(len(turns)),
+        "turns_per_episode": len(turns) / len(episodes),
+        "total_ac_tokens": float(sum(len(t.action.tokens) for t in turns)),
+        "ac_tokens_per_turn": _mean(len(t.action.tokens) for t in turns),
+        "ob_tokens_per_turn": _observed(groups_P) / max(len(turns), 1),
+        **_by_group(groups_P),
+        **_measured(groups_P),
+    }
+    return {f"{prefix}/{name}": value for name, value in metrics.items()}
+
+
+def _by_group(groups_P: Sequence[TrajectoryGroup]) -> dict[str, float]:
+    """Shares of groups whose rewards differ, are all at the batch's highest, or all at its lowest or between."""
+    spreads = [np.ptp(g.rewards_G) > REWARD_TOLERANCE for g in groups_P if g.rewards_G]
+    best = max((r for g in groups_P for r in g.rewards_G), default=0.0)
+    good = [not mixed and g.rewards_G[0] >= best - REWARD_TOLERANCE for mixed, g in zip(spreads, groups_P, strict=True)]
+    return {
+        "by_group/frac_mixed": _mean(spreads),
+        "by_group/frac_all_good": _mean(good),
+        "by_group/frac_all_bad": 1.0 - _mean(spreads) - _mean(good),
+    }
+
+
+def _measured(groups_P: Sequence[TrajectoryGroup]) -> dict[str, float]:
+    """What envs and group rewards reported: the mean over the episodes that reported it, turns of one added up."""
+    seen: dict[str, list[float]] = defaultdict(list)
+    for group in groups_P:
+        for trajectory, extra in zip(group.trajectories_G, group.metrics_G, strict=True):
+            sums: dict[str, float] = defaultdict(float)
+            for metrics in [*(t.metrics for t in trajectory.transitions), extra]:
+                for name, value in metrics.items():
+                    sums[name] += float(value)
+            for name, value in sums.items():
+                seen[name].append(value)
+    return {name: _mean(values) for name, values in sorted(seen.items())}
+
+
+def _observed(groups_P: Sequence[TrajectoryGroup]) -> int:
+    """Tokens shown: the opening and what was new in each later observation."""
+    total = 0
+    for group in groups_P:
+        for trajectory in group.trajectories_G:
+            held = 0
+            for turn in trajectory.transitions:
+                total += max(len(turn.observation) - held, 0)
+                held = len(turn.observation) + len(turn.action.tokens)
+    return total
+
+
+def _endings(groups_P: Sequence[TrajectoryGroup]) -> dict[str, float]:
+    """Fractions of all stop reasons, which sum to 1, and the cookbooks' ratios made from them."""
+    reasons = [t.stop_reason for g in groups_P for t in g.trajectories_G]
+    if not reasons:
+        return {}
+    share = {reason: reasons.count(reason) / len(reasons) for reason in StopReason}
+    return {
+        **{f"rollout/stop/{reason.value}": value for reason, value in share.items()},
+        "rollout/terminated_ratio": share[StopReason.TERMINATED],
+        "rollout/truncated_ratio": 1.0 - share[StopReason.TERMINATED] - share[StopReason.PARSE_FAILURE],
+        "rollout/context_overflow_ratio": share[StopReason.CONTEXT_OVERFLOW],
+        "rollout/parse_failure_ratio": share[StopReason.PARSE_FAILURE],
+    }
+
+
+def _mean(values: Iterable[float]) -> float:
+    listed = [float(v) for v in values]
+    return sum(listed) / len(listed) if listed else 0.0

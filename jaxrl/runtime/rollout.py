@@ -1,0 +1,93 @@
+"""Groups of episodes as nurseries: everything a group starts ends with the group.
+
+A batch is a nursery of groups, a group a nursery of episodes. Every env is closed and every group cleaned up exactly
+once, shielded from cancellation but bounded in time, and cleanup never runs under a live episode. An error ends the
+run (the policy is fail-fast): siblings are cancelled, cleanup runs, and what the user sees is that error, with the
+task, the turn and the env in its notes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import trio
+
+from jaxrl.env import Env, EnvGroupBuilder
+from jaxrl.runtime.engine import Engine
+from jaxrl.runtime.episode import Limits, episode_seed, run_episode
+from jaxrl.types import Trajectory, TrajectoryGroup, Transition
+
+CLEANUP_SECONDS = 30.0
+"""How long one env's close, or one group's cleanup, may take before it is given up."""
+
+
+@dataclass(frozen=True)
+class RolloutPlan:
+    """How the episodes of a batch are sampled.
+
+    identity: names the batch among all batches of all runs, such as (seed, "train", step); with group and member it
+    determines every random number of an episode. temperature: of the policy, 0 for greedy (evaluation only).
+    """
+
+    identity: tuple[int | str, ...]
+    limits: Limits
+    temperature: float = 1.0
+
+
+async def run_batch(engine: Engine, builders_P: Sequence[EnvGroupBuilder], plan: RolloutPlan) -> list[TrajectoryGroup]:
+    """The groups of a batch, in the order of their builders."""
+    groups_P: list[TrajectoryGroup | None] = [None] * len(builders_P)
+
+    async def one(index: int) -> None:
+        groups_P[index] = await run_group(engine, builders_P[index], plan, group=index)
+
+    async with trio.open_nursery() as nursery:
+        for index in range(len(builders_P)):
+            nursery.start_soon(one, index)
+    return [group for group in groups_P if group is not None]
+
+
+async def run_group(engine: Engine, builder: EnvGroupBuilder, plan: RolloutPlan, *, group: int) -> TrajectoryGroup:
+    """All episodes of one group, in the order of its envs, with their rewards."""
+    trajectories: dict[int, Trajectory] = {}
+
+    async def one(member: int, env: Env) -> None:
+        seed = episode_seed(*plan.identity, group, member)
+        turns: list[Transition] = []
+        try:
+            async with engine.session(group=(*plan.identity, group), seed=seed) as session:
+                reason = await run_episode(env, session, plan.limits, temperature=plan.temperature, transitions=turns)
+        except Exception as error:
+            error.add_note(
+                f"in turn {len(turns) + 1} of {type(env).__name__}, member {member} of group {group}, "
+                f"task {builder.describe()!r}"
+            )
+            raise
+        finally:
+            await _bounded(env.close)
+        trajectories[member] = Trajectory(tuple(turns), reason)
+
+    try:
+        envs = await builder.make_envs()
+        async with trio.open_nursery() as nursery:
+            for member, env in enumerate(envs):
+                nursery.start_soon(one, member, env)
+        ordered = tuple(trajectories[m] for m in range(len(envs)))
+        shared = await builder.compute_group_rewards(ordered, envs)
+    finally:
+        await _bounded(builder.cleanup)
+    return TrajectoryGroup(
+        trajectories_G=ordered,
+        rewards_G=tuple(t.reward + extra for t, (extra, _) in zip(ordered, shared, strict=True)),
+        metrics_G=tuple(metrics for _, metrics in shared),
+        tags=tuple(builder.logging_tags()),
+    )
+
+
+async def _bounded(release: Any) -> None:
+    """Run a release to its end although the task is being cancelled, but not for ever."""
+    with trio.move_on_after(CLEANUP_SECONDS, shield=True) as scope:
+        await release()
+    if scope.cancelled_caught:
+        owner = type(getattr(release, "__self__", release)).__name__
+        raise TimeoutError(f"{owner}.{release.__name__} took more than {CLEANUP_SECONDS:g} s and was given up")

@@ -1,0 +1,95 @@
+"""A supervised start: a model learns the form of an episode from demonstrations before it learns to win.
+
+Knows renderers, conversations and the learner. Trains all weights by cross-entropy on the assistant's tokens, in
+the very contexts that rollouts will see; the reinforcement learning that follows adapts the result.
+"""
+
+import abc
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from jaxrl.algo.optimizer import OptimizerConfig
+from jaxrl.chat.renderer import Renderer
+from jaxrl.chat.supervised import supervise, supervised_datum
+from jaxrl.models.config import ModelConfig
+from jaxrl.models.spec import Params
+from jaxrl.runtime.learner import Learner, Objective, Packing
+from jaxrl.runtime.log import MetricsLog, Progress
+from jaxrl.types import Datum, Message, ToolSpec
+
+
+@dataclass(frozen=True)
+class Demonstration:
+    """A finished conversation, and the tools that were shown in it."""
+
+    messages: Sequence[Message]
+    tools: Sequence[ToolSpec] = ()
+
+
+class Demonstrator(abc.ABC):
+    """Configuration of who demonstrates what."""
+
+    @abc.abstractmethod
+    def play(self, rng: np.random.Generator) -> Demonstration:
+        """One conversation, a function of the generator alone."""
+
+
+@dataclass(frozen=True)
+class WarmStart:
+    """How long and how fast to learn from whom.
+
+    batch_size: conversations a step. The learning rate climbs over a tenth of the steps and falls to zero.
+    """
+
+    demonstrator: Demonstrator
+    steps: int = 150
+    batch_size: int = 64
+    learning_rate: float = 3e-3
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"warm_start.{name}={getattr(self, name)}: expected at least 1")
+
+
+def run_warm_start(
+    config: WarmStart, model: ModelConfig, params: Params, renderer: Renderer, *, packing: Packing, seed: int, log: Path
+) -> Params:
+    """The parameters after `config.steps` supervised steps, float32. Metrics go to the file `log`. Blocks."""
+    optimizer = OptimizerConfig(
+        learning_rate=config.learning_rate,
+        schedule="cosine",
+        warmup_steps=config.steps // 10,
+        total_steps=config.steps,
+    )
+    learner = Learner(
+        model,
+        params,
+        lora=None,
+        objective=Objective("cross_entropy", "token_mean"),
+        optimizer=optimizer,
+        packing=packing,
+    )
+    batches = _batches(config, renderer, seed)
+    with MetricsLog(log) as metrics_log, Progress(config.steps, label="warm start") as progress:
+        for step in range(config.steps):
+            metrics = learner.update(next(batches))
+            metrics_log.write(step, metrics)
+            progress.update(step, metrics)
+    return learner.state.params
+
+
+def _batches(config: WarmStart, renderer: Renderer, seed: int) -> Iterator[list[Datum]]:
+    step = 0
+    while True:
+        rng = np.random.default_rng((seed, step))
+        played = [config.demonstrator.play(rng) for _ in range(config.batch_size)]
+        yield [
+            supervised_datum(sequence, episode=episode)
+            for episode, shown in enumerate(played)
+            for sequence in supervise(renderer, shown.messages, shown.tools)
+        ]
+        step += 1

@@ -1,0 +1,425 @@
+"""A run: its configuration, the order in which its parts are checked and opened, and its two entry points.
+
+    main(config)                                        a dataset builder says what to train on
+    train_multi_turn(config, tasks, env_factory, ...)   tasks and a factory of message-level envs do
+    command(**defaults)                                 main, with key=value arguments from the command line
+
+Everything that can be wrong is found out before a weight is read: names, combinations, the tokenizer's template,
+the first task's prompt, the run directory.
+"""
+
+import dataclasses
+import math
+import signal
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import chz
+import jax
+import jax.numpy as jnp
+import trio
+from rich.console import Console
+
+from jaxrl.algo.optimizer import OptimizerConfig
+from jaxrl.algo.variants import VARIANTS
+from jaxrl.chat.families import renderer_for
+from jaxrl.chat.renderer import Renderer
+from jaxrl.env import EnvFactory, EnvGroupBuilder, RLDataset, RLDatasetBuilder
+from jaxrl.models.config import ModelConfig
+from jaxrl.models.lora import LoraConfig
+from jaxrl.models.spec import Params
+from jaxrl.runtime.checkpoint import Checkpointer
+from jaxrl.runtime.engine import EngineConfig, open_engine
+from jaxrl.runtime.episode import Limits
+from jaxrl.runtime.learner import Learner, Objective, Packing
+from jaxrl.runtime.log import MetricsLog, Progress, held_out, read_metrics
+from jaxrl.runtime.loop import Run, Sampling, Schedule, train_loop
+from jaxrl.runtime.message_env import MessageEnvDataset
+from jaxrl.runtime.policy import load_policy, policy_config, policy_tokenizer, save_policy
+from jaxrl.runtime.report import write_report
+from jaxrl.runtime.run_dir import RunDir, open_run_dir
+from jaxrl.runtime.warm_start import WarmStart, run_warm_start
+from jaxrl.types import Task
+
+DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
+
+
+@chz.chz
+class Config:
+    """Everything a run depends on. Nested fields are set with dots: optimizer.schedule=cosine."""
+
+    model_name: str = chz.field(doc="Hugging Face directory or hub id, a .gguf file, or 'tiny'")
+    dataset_builder: RLDatasetBuilder = chz.field(doc="what to train on, and what to hold out")
+    log_path: str = chz.field(doc="directory of the run")
+    behavior_if_log_dir_exists: Literal["ask", "resume", "delete", "raise"] = chz.field(
+        default="ask", doc="when log_path holds a run already"
+    )
+    max_steps: int | None = chz.field(default=None, doc="optimizer steps; None is one pass over the training data")
+    learning_rate: float = chz.field(doc="peak learning rate of Adam")
+    optimizer: OptimizerConfig = chz.field(default_factory=OptimizerConfig, doc="schedule, clipping, decay")
+    lora: LoraConfig | None = chz.field(default_factory=LoraConfig, doc="the adapter; None trains all weights")
+    warm_start: WarmStart | None = chz.field(default=None, doc="supervised steps on all weights before the RL")
+    loss_fn: str = chz.field(default="importance_sampling", doc=f"one of {', '.join(VARIANTS)}")
+    loss_fn_config: dict[str, float] = chz.field(default_factory=dict, doc="knobs of the loss")
+    max_tokens: int = chz.field(doc="tokens a turn may sample")
+    max_turns: int | None = chz.field(default=None, doc="turns of an episode")
+    max_sampled_tokens: int | None = chz.field(default=None, doc="tokens an episode may sample")
+    temperature: float = chz.field(default=1.0, doc="of training rollouts")
+    eval_temperature: float | None = chz.field(default=None, doc="of held-out evaluation; None is as in training")
+    overlong_masking: bool = chz.field(default=False, doc="do not train episodes that a budget cut short")
+    renderer_name: str | None = chz.field(default=None, doc="None recognises the tokenizer's own template")
+    thinking: Literal["keep", "strip"] | None = chz.field(default=None, doc="thoughts of earlier turns")
+    engine: EngineConfig = chz.field(default_factory=EngineConfig, doc="capacity and shapes of the sampler")
+    packing: Packing | None = chz.field(default=None, doc="shapes of a training batch; None fits engine.context")
+    dtype: str | None = chz.field(default=None, doc="of the base: float32 or bfloat16; None is what suits the device")
+    seed: int = chz.field(default=0, doc="every random number of the run follows from it")
+    eval_every: int = chz.field(default=20, doc="steps between held-out evaluations; 0 is first and last only")
+    save_every: int = chz.field(default=20, doc="steps between checkpoints; 0 is the last only")
+    num_groups_to_log: int = chz.field(default=4, doc="groups of a batch whose episodes are recorded")
+
+
+def command(**defaults: Any) -> None:
+    """Run `main` with these defaults, overridden by key=value arguments. For a recipe's last line.
+
+    A default that is a dataclass can be overridden as a whole (lora=None) or field by field (lora.rank=8).
+    """
+    with one_line_errors():
+        main(parse(sys.argv[1:], **defaults))
+
+
+def parse(arguments: Sequence[str], **defaults: Any) -> Config:
+    """The configuration that `command` runs. Unknown keys are refused, with the nearest known one."""
+    given = [argument.split("=", 1)[0] for argument in arguments]
+    flat = {key: value for name, default in defaults.items() for key, value in _flat(name, default)}
+    kept = {key: v for key, v in flat.items() if not any(key == g or key.startswith(f"{g}.") for g in given)}
+    return chz.Blueprint(Config).apply(kept).make_from_argv(list(arguments))
+
+
+def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """A default as the keys that chz can override one by one."""
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        yield name, value
+        return
+    yield name, type(value)
+    for f in dataclasses.fields(value):
+        yield from _flat(f"{name}.{f.name}", getattr(value, f.name))
+
+
+def main(config: Config) -> Path:
+    """Train as `config` says; return the run directory. Resources: one run directory, the device, one thread.
+
+    Errors: ValueError (and FileNotFoundError for models) for what can be seen to be wrong before the model is
+    loaded; an environment's own error, with its task, turn and env in its notes; KeyboardInterrupt after everything
+    was closed.
+    """
+    plan = _checked(config)
+    with _unwrapped():
+        trio.run(_run, config, plan, restrict_keyboard_interrupt_to_checkpoints=True)
+    _say_how_it_went(plan.run_dir, Console(stderr=True))
+    return plan.run_dir.path
+
+
+def train_multi_turn(
+    config: Config, tasks: Sequence[Task], env_factory: EnvFactory, val_tasks: Sequence[Task] = (), **dataset: Any
+) -> Path:
+    """`main` for tasks and a factory of message-level envs, made anew for every episode.
+
+    dataset: fields of `TaskDatasets`, such as batch_size and group_size. `config.dataset_builder` is not read.
+    """
+    builder = TaskDatasets(tuple(tasks), env_factory, tuple(val_tasks), **dataset)
+    return main(chz.replace(config, dataset_builder=builder))
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskDatasets(RLDatasetBuilder):
+    """Datasets of message-level episodes: `batch_size` tasks a step, `group_size` episodes a task."""
+
+    tasks: tuple[Task, ...]
+    env_factory: EnvFactory
+    val_tasks: tuple[Task, ...] = ()
+    batch_size: int = 16
+    group_size: int = 8
+    failed_parse_reward: float = -0.1
+
+    async def __call__(self, renderer: Renderer) -> tuple[RLDataset, RLDataset | None]:
+        """Training tasks in their order; each held-out task once."""
+        failed = self.failed_parse_reward
+        train = MessageEnvDataset(self.tasks, self.env_factory, renderer, self.batch_size, self.group_size, failed)
+        if not self.val_tasks:
+            return train, None
+        return train, MessageEnvDataset(self.val_tasks, self.env_factory, renderer, len(self.val_tasks), 1, failed)
+
+
+# --- what is checked before anything is loaded ---------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class _Plan:
+    """A configuration that was checked, with the small things made from it."""
+
+    model: ModelConfig
+    renderer: Renderer
+    train: RLDataset
+    test: RLDataset | None
+    objective: Objective
+    advantage: str
+    optimizer: OptimizerConfig
+    packing: Packing
+    limits: Limits
+    dtype: Any
+    steps: int
+    run_dir: RunDir
+
+
+def _checked(config: Config) -> _Plan:
+    """Everything that can fail without a model's weights, cheapest first."""
+    variant, objective = _objective(config)
+    limits = Limits(config.max_tokens, config.max_turns, config.max_sampled_tokens)
+    if not config.temperature > 0:
+        raise ValueError(f"temperature={config.temperature}: training needs one above 0; greedy samples teach nothing")
+    if config.max_steps is not None and config.max_steps < 1:
+        raise ValueError(f"max_steps={config.max_steps}: expected at least 1, or None for one pass over the data")
+    model = policy_config(config.model_name)
+    if config.engine.context > model.max_positions:
+        raise ValueError(
+            f"engine.context={config.engine.context} exceeds the {model.max_positions} positions that "
+            f"{config.model_name} was made for; lower it"
+        )
+    tokenizer = policy_tokenizer(config.model_name)
+    renderer = renderer_for(tokenizer, config.renderer_name, thinking=config.thinking)
+    train, test = trio.run(_datasets, config, renderer)
+    steps = len(train) if config.max_steps is None else config.max_steps
+    if steps > len(train):
+        raise ValueError(
+            f"max_steps={steps}, but the training data has {len(train)} batches; lower it, or give more tasks"
+        )
+    return _Plan(
+        model=model,
+        renderer=renderer,
+        train=train,
+        test=test,
+        objective=objective,
+        advantage=variant,
+        optimizer=_optimizer(config, steps),
+        packing=config.packing or _default_packing(config.engine),
+        limits=limits,
+        dtype=_dtype(config.dtype),
+        steps=steps,
+        run_dir=open_run_dir(config.log_path, config.behavior_if_log_dir_exists, config=describe(config)),
+    )
+
+
+def _objective(config: Config) -> tuple[str, Objective]:
+    if config.loss_fn not in VARIANTS:
+        raise ValueError(f"loss_fn={config.loss_fn!r} is unknown; expected one of {', '.join(VARIANTS)}")
+    row = VARIANTS[config.loss_fn]
+    knobs = dict(config.loss_fn_config)
+    constant = knobs.pop("aggregation_constant", None)
+    return row.advantage, Objective(row.loss, row.aggregation, {**row.loss_fn_config, **knobs}, constant)
+
+
+def _optimizer(config: Config, steps: int) -> OptimizerConfig:
+    """The optimizer with the run's learning rate, and the run's length for a schedule that decays."""
+    chosen = dataclasses.replace(config.optimizer, learning_rate=config.learning_rate)
+    if chosen.schedule != "constant" and chosen.total_steps is None:
+        chosen = dataclasses.replace(chosen, total_steps=steps)
+    return chosen
+
+
+def _default_packing(engine: EngineConfig) -> Packing:
+    return Packing(tuple(sorted({max(32, engine.context // 4), max(32, engine.context // 2), engine.context})))
+
+
+def _dtype(name: str | None) -> Any:
+    name = name or ("float32" if jax.default_backend() == "cpu" else "bfloat16")
+    if name not in DTYPES:
+        raise ValueError(f"dtype={name!r}: expected one of {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+async def _datasets(config: Config, renderer: Renderer) -> tuple[RLDataset, RLDataset | None]:
+    """Build the datasets and open the first episode, to see that it can be played at all."""
+    train, test = await config.dataset_builder(renderer)
+    if not len(train):
+        raise ValueError("the training dataset is empty: give at least one batch of tasks")
+    await _try_first(train.get_batch(0)[0], config.engine.context)
+    return train, test
+
+
+async def _try_first(builder: EnvGroupBuilder, context: int) -> None:
+    envs = await builder.make_envs()
+    try:
+        if len(envs) < 2:
+            raise ValueError(
+                f"group_size={len(envs)}: an episode is judged against the others of its group, so a group of one "
+                "teaches nothing; use at least 2"
+            )
+        observation, _ = await envs[0].initial_observation()
+        if len(observation) >= context:
+            raise ValueError(
+                f"the prompt of the first task has {len(observation)} tokens, which leaves no room to answer in "
+                f"engine.context={context}: {builder.describe()!r}. Raise engine.context or shorten the prompt"
+            )
+    finally:
+        for env in envs:
+            await env.close()
+        await builder.cleanup()
+
+
+# --- the run -------------------------------------------------------------------------------------
+
+
+async def _run(config: Config, plan: _Plan) -> None:
+    limiter = trio.CapacityLimiter(1)
+    learner = await trio.to_thread.run_sync(_make_learner, config, plan, limiter=limiter)
+    with ExitStack() as stack:
+        checkpointer = stack.enter_context(Checkpointer(plan.run_dir.checkpoints))
+        start = checkpointer.latest() if plan.run_dir.resumed else None
+        if start is not None:
+            state, _ = checkpointer.restore(start, learner.abstract_state())
+            learner.restore(state)
+        start = start or 0
+        log = stack.enter_context(MetricsLog(plan.run_dir.metrics, start=start))
+        progress = stack.enter_context(Progress(plan.steps, start=start))
+        async with open_engine(
+            plan.model,
+            learner.weights,
+            config=config.engine,
+            lora_scale=learner.lora_scale,
+            version=start,
+            decode_text=plan.renderer.tokenizer.decode,
+            limiter=limiter,
+        ) as engine:
+            eval_temperature = config.temperature if config.eval_temperature is None else config.eval_temperature
+            run = Run(
+                engine=engine,
+                learner=learner,
+                limiter=limiter,
+                train=plan.train,
+                test=plan.test,
+                schedule=Schedule(plan.steps, config.eval_every, config.save_every),
+                sampling=Sampling(config.seed, plan.limits, config.temperature, eval_temperature),
+                advantage=plan.advantage,
+                overlong_masking=config.overlong_masking,
+                run_dir=plan.run_dir,
+                checkpointer=checkpointer,
+                log=log,
+                progress=progress,
+                decode=plan.renderer.tokenizer.decode,
+                groups_to_record=config.num_groups_to_log,
+            )
+            await train_loop(run, start=start)
+    await trio.to_thread.run_sync(write_report, plan.run_dir.path)
+
+
+def _make_learner(config: Config, plan: _Plan) -> Learner:
+    model, params = _load_or_warm_start(config, plan)
+    return Learner(
+        model,
+        params,
+        lora=config.lora,
+        objective=plan.objective,
+        optimizer=plan.optimizer,
+        packing=plan.packing,
+        temperature=config.temperature,
+        seed=config.seed,
+    )
+
+
+def _load_or_warm_start(config: Config, plan: _Plan) -> tuple[ModelConfig, Params]:
+    """The base of the run. A warm start is kept in the run directory, so that a resumed run starts from the same."""
+    kept = plan.run_dir.path / "warm_start"
+    if config.warm_start is not None and (kept / "model").is_dir():
+        return load_policy(str(kept / "model"), dtype=plan.dtype)
+    model, params = load_policy(config.model_name, dtype=plan.dtype, seed=config.seed)
+    if config.warm_start is None:
+        return model, params
+    kept.mkdir(exist_ok=True)
+    params = run_warm_start(
+        config.warm_start,
+        model,
+        params,
+        plan.renderer,
+        packing=plan.packing,
+        seed=config.seed,
+        log=kept / "metrics.jsonl",
+    )
+    save_policy(kept / "model", model, params, plan.renderer.tokenizer)
+    return load_policy(str(kept / "model"), dtype=plan.dtype)
+
+
+# --- what the user sees --------------------------------------------------------------------------
+
+
+def _say_how_it_went(run_dir: RunDir, console: Console) -> None:
+    """Held-out success before and after, and where everything lies."""
+    steps = read_metrics(run_dir.metrics)
+    evaluated = [(m, name) for m in steps if (name := held_out(m))]
+    if evaluated:
+        (first, name), (last, _) = evaluated[0], evaluated[-1]
+        console.print(
+            f"held-out {name.removeprefix('test/')}: {first[name]:.3f} before training, {last[name]:.3f} after "
+            f"{len(steps)} steps (the same tasks, sampled the same way)",
+            markup=False,
+        )
+    console.print(f"report: {run_dir.report}\ncurve:  {run_dir.curve}", markup=False, soft_wrap=True)
+
+
+@contextmanager
+def _unwrapped() -> Iterator[None]:
+    """Let the one error that ended a run out of the nested groups that nurseries wrap it in.
+
+    Several errors stay a group. Ctrl-C reaches the main task at a checkpoint; with it, everything else is a
+    consequence.
+    """
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        interrupts, others = group.split(KeyboardInterrupt)
+        chosen = interrupts or others
+        leaves = list(_leaves(chosen)) if chosen else []
+        if interrupts or len(leaves) == 1:
+            raise leaves[0] from None
+        raise
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from _leaves(inner)
+    else:
+        yield error
+
+
+@contextmanager
+def one_line_errors() -> Iterator[None]:
+    """For commands: mistakes of the user and Ctrl-C end in one line (and exit codes 2, 130), not in a traceback."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print("interrupted; the last checkpoint is whole: behavior_if_log_dir_exists=resume goes on", file=sys.stderr)
+        sys.exit(128 + signal.SIGINT)
+    except (ValueError, FileNotFoundError) as error:
+        if getattr(error, "__notes__", None):
+            raise  # it comes from inside an episode: whoever wrote the env needs the traceback
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def describe(config: Any) -> Any:
+    """A configuration as JSON-able values, each dataclass with its type's name where a base class was declared."""
+    if chz.is_chz(config):
+        return {f: describe(getattr(config, f)) for f in chz.chz_fields(config)}
+    if dataclasses.is_dataclass(config) and not isinstance(config, type):
+        fields = {f.name: describe(getattr(config, f.name)) for f in dataclasses.fields(config)}
+        return {"type": type(config).__qualname__, **fields} if isinstance(config, RLDatasetBuilder) else fields
+    if isinstance(config, Mapping):
+        return {str(k): describe(v) for k, v in config.items()}
+    if isinstance(config, (list, tuple)):
+        return [describe(v) for v in config]
+    if isinstance(config, float) and not math.isfinite(config):
+        return str(config)
+    return config if config is None or isinstance(config, (bool, int, float, str)) else repr(config)
