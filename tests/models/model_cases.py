@@ -10,8 +10,8 @@ from make_fixtures import CASES, FIXTURES
 
 from jaxrl.models.config import ModelConfig
 from jaxrl.models.forward import hidden_states, logits
-from jaxrl.models.lora import lora_specs
-from jaxrl.models.spec import init, param_specs
+from jaxrl.models.lora import LoraConfig, lora_specs
+from jaxrl.models.spec import ParamSpec, param_specs
 
 NAMES = sorted(CASES)
 
@@ -49,20 +49,20 @@ def our_logits(
 
 def random_params(config: ModelConfig, dtype: Any = jnp.float32, seed: int = 0) -> Any:
     """Parameters that are all random, norms and biases too."""
-    specs = param_specs(config)
-    params = init(specs, jnp.float32, key=jax.random.key(seed))
-    leaves, treedef = jax.tree.flatten(params)
-    keys = jax.random.split(jax.random.key(seed + 1), len(leaves))
-    noisy = [
-        x + (0.2 if x.ndim == 1 else 0.0) * jax.random.normal(k, x.shape) for x, k in zip(leaves, keys, strict=True)
-    ]
-    return jax.tree.unflatten(treedef, [x.astype(dtype) for x in noisy])
+    rng = np.random.default_rng(seed)
+
+    def value(spec: ParamSpec) -> jax.Array:
+        noise = rng.standard_normal(spec.shape, np.float32)
+        return jnp.asarray(noise * spec.scale if spec.scale else 0.2 * noise + (spec.scale is None), dtype)
+
+    return jax.tree.map(value, param_specs(config), is_leaf=lambda x: isinstance(x, ParamSpec))
 
 
-def random_adapter(config: ModelConfig, lora: Any, seed: int = 3) -> Any:
+def random_adapter(config: ModelConfig, lora: LoraConfig, seed: int = 3) -> Any:
     """An adapter whose B is random too, so that it changes something."""
-    adapter = init(lora_specs(config, lora), jnp.float32, key=jax.random.key(seed))
-    keys = iter(jax.random.split(jax.random.key(seed + 1), 64))
-    return {
-        t: {"a": ab["a"], "b": 0.1 * jax.random.normal(next(keys), ab["b"].shape)} for t, ab in sorted(adapter.items())
-    }
+    rng = np.random.default_rng(seed)
+
+    def value(spec: ParamSpec) -> jax.Array:
+        return jnp.asarray((spec.scale or 0.1) * rng.standard_normal(spec.shape, np.float32))
+
+    return jax.tree.map(value, lora_specs(config, lora), is_leaf=lambda x: isinstance(x, ParamSpec))

@@ -201,6 +201,8 @@ def test_the_gradient_of_the_adapter_does_not_compute_that_of_the_base() -> None
 @pytest.mark.parametrize("f", [one_layer, jax.grad(one_layer, 1)], ids=["value", "gradient"])
 def test_bf16_weights_are_never_copied_to_float32(f: Any) -> None:
     """Stacking the layers does so on XLA:CPU, which widens every bf16 concatenate; the products must not."""
+    naive = jax.jit(lambda x, w: x @ w).lower(jnp.zeros((96, _M), jnp.bfloat16), jnp.zeros((_M, _F), jnp.bfloat16))
+    assert of_weights(shapes(r"\bf32\[([\d,]+)\]", unfused(naive.compile().as_text() or ""))), "XLA has learned it"
     wide = shapes(r"\bf32\[([\d,]+)\]", unfused(compiled(f, jnp.bfloat16)))
     assert wide
     assert not of_weights(wide)
