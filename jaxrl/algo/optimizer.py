@@ -6,7 +6,7 @@ step from its own step number, not by a counter inside the optimizer, so that wh
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,12 @@ import optax
 Schedule = Callable[[jax.Array], jax.Array]
 """Step number, from 0, to the learning rate that step uses."""
 
-Shape = Literal["constant", "linear", "cosine"]
+SCHEDULES: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "constant": jnp.ones_like,
+    "linear": lambda done: 1 - done,
+    "cosine": lambda done: 0.5 * (1 + jnp.cos(jnp.pi * done)),
+}
+"""Share of the decay that is left, from the share of the decaying steps that is done."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +33,7 @@ class OptimizerConfig:
     """
 
     learning_rate: float = 1e-4
-    schedule: Shape = "constant"
+    schedule: str = "constant"
     warmup_steps: int = 0
     total_steps: int | None = None
     final_fraction: float | None = None
@@ -54,8 +59,8 @@ class OptimizerConfig:
 
 def _check_schedule(config: OptimizerConfig) -> None:
     """Raise for a schedule that is unknown, incomplete, or has a knob it does not use (I12)."""
-    if config.schedule not in get_args(Shape):
-        raise ValueError(f"schedule={config.schedule!r}: expected one of {', '.join(get_args(Shape))}")
+    if config.schedule not in SCHEDULES:
+        raise ValueError(f"schedule={config.schedule!r}: expected one of {', '.join(SCHEDULES)}")
     if config.warmup_steps < 0:
         raise ValueError(f"warmup_steps={config.warmup_steps}: expected at least 0")
     if config.schedule == "constant":
@@ -73,20 +78,14 @@ def _check_schedule(config: OptimizerConfig) -> None:
 
 def make_schedule(config: OptimizerConfig) -> Schedule:
     """Step number to learning rate, float32."""
-    floor = config.final_fraction or 0.0
+    floor, warmup = config.final_fraction or 0.0, config.warmup_steps
+    decaying = (config.total_steps or warmup + 1) - warmup
 
     def rate(step: jax.Array) -> jax.Array:
         step = jnp.asarray(step, jnp.float32)
-        warm = jnp.minimum(1.0, (step + 1) / max(config.warmup_steps, 1))
-        done = jnp.clip((step - config.warmup_steps) / ((config.total_steps or 1) - config.warmup_steps or 1), 0, 1)
-        match config.schedule:
-            case "constant":
-                decay = 1.0
-            case "linear":
-                decay = 1 - (1 - floor) * done
-            case "cosine":
-                decay = floor + (1 - floor) * 0.5 * (1 + jnp.cos(jnp.pi * done))
-        return config.learning_rate * warm * decay
+        warm = jnp.minimum(1.0, (step + 1) / max(warmup, 1))
+        left = SCHEDULES[config.schedule](jnp.clip((step - warmup) / decaying, 0.0, 1.0))
+        return config.learning_rate * warm * (floor + (1 - floor) * left)
 
     return rate
 

@@ -1,0 +1,353 @@
+"""The training step: one gradient whatever the packing, nothing from masked tokens, one compilation a shape."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from algo_cases import CHUNK, TEMPERATURE, assert_trees_close, datum, packed
+
+from jaxrl.algo.aggregate import AGGREGATIONS, token_weights
+from jaxrl.algo.loss import LOSSES, TokenInputs, make_loss
+from jaxrl.algo.optimizer import OptimizerConfig, make_transform
+from jaxrl.algo.step import TrainState, init_state, make_eval_logprobs, make_gradients, make_train_step
+from jaxrl.models.config import ModelConfig
+from jaxrl.models.forward import hidden_states, logits
+from jaxrl.models.lora import Adapter, LoraConfig, merge
+from jaxrl.types import Datum
+
+Compiled = Callable[[str], Any]
+OPTIMIZER = OptimizerConfig(1e-2, "linear", warmup_steps=2, total_steps=10, eps=1e-4)
+
+
+@pytest.fixture(scope="module")
+def train_step(model: ModelConfig, lora: LoraConfig) -> Any:
+    return make_train_step(model, lora, make_loss("ppo"), OPTIMIZER, temperature=TEMPERATURE, head_chunk=CHUNK)
+
+
+@pytest.fixture(scope="module")
+def logprobs(model: ModelConfig, lora: LoraConfig) -> Any:
+    return make_eval_logprobs(model, lora, temperature=TEMPERATURE, head_chunk=CHUNK)
+
+
+# --- against the definition ----------------------------------------------------------------------
+
+
+@jax.jit
+def _dense_logp(base: Any, adapter: Any, tokens: jax.Array) -> jax.Array:
+    """Log-probs of tokens[1:], one unpacked sequence, no chunks, no remat. Shapes and config of this file's model."""
+    config = ModelConfig(96, 64, 192, 2, 2, 1, 32, 1024, tie_embeddings=True)
+    line = tokens[None, :-1]
+    where = jnp.arange(line.shape[1])[None]
+    h = hidden_states(base, adapter, line, where, jnp.ones_like(line), config=config, lora_scale=2.0, remat=False)
+    logp = jax.nn.log_softmax(logits(base, h, config) / TEMPERATURE)
+    return jnp.take_along_axis(logp[0], tokens[1:, None], -1)[:, 0]
+
+
+@pytest.fixture(scope="module")
+def reference(base: Any, adapter: Adapter, data_D: list[Datum]) -> tuple[list[np.ndarray], Any]:
+    """Log-probs per datum, and the PPO gradient, of datums taken one at a time, padded to one length."""
+    loss, weights = make_loss("ppo"), token_weights(data_D, "seq_mean_token_mean")
+    pad = lambda x: jnp.asarray(np.pad(np.asarray(x), (0, 33 - len(x))))  # noqa: E731
+
+    @jax.jit
+    def one(a: Adapter, tokens: jax.Array, q: jax.Array, adv: jax.Array, mask: jax.Array, w: jax.Array) -> tuple:
+        logp = _dense_logp(base, a, tokens)
+        return jnp.sum(w[1:] * loss(TokenInputs(logp, q[1:], adv[1:], mask[1:])).loss), logp
+
+    logp_D, total = [], jax.tree.map(jnp.zeros_like, adapter)
+    for d, w in zip(data_D, weights, strict=True):
+        columns = (d.tokens, d.logprobs, d.advantages, d.mask, w.astype(np.float32))
+        grad, logp = jax.jit(jax.grad(one, has_aux=True))(adapter, *map(pad, columns))
+        total = jax.tree.map(jnp.add, total, grad)
+        logp_D.append(np.asarray(logp)[: len(d.tokens) - 1])
+    return logp_D, total
+
+
+def test_I5_split_equals_whole_against_one_datum_at_a_time(
+    gradients: Compiled, base: Any, adapter: Adapter, data_D: list[Datum], reference: tuple
+) -> None:
+    grads, metrics = gradients("ppo")(adapter, base, packed(data_D))
+    assert_trees_close(grads, reference[1])
+    assert float(metrics["optim/tokens"]) == sum(d.mask.sum() for d in data_D)
+    mismatch = [(d.logprobs[1:] - logp)[d.mask[1:]] for d, logp in zip(data_D, reference[0], strict=True)]
+    np.testing.assert_allclose(metrics["optim/kl_sample_train_v1"], np.concatenate(mismatch).mean(), rtol=1e-5)
+
+
+def test_I3_eval_logprobs_are_those_of_each_datum_alone(
+    logprobs: Any, base: Any, adapter: Adapter, data_D: list[Datum], reference: tuple
+) -> None:
+    batch = packed(data_D, rows=1)
+    logp = np.asarray(logprobs(adapter, base, batch))
+    assert logp.dtype == np.float32
+    assert (logp[~batch.mask] == 0).all()
+    for d, want in zip(data_D, reference[0], strict=True):
+        row = next(
+            (n, start)
+            for n in range(4)
+            for start in range(32 - len(d.tokens) + 2)
+            if (batch.targets[n, 0, start : start + len(d.tokens) - 1] == d.tokens[1:]).all()
+        )
+        got = logp[row[0], 0, row[1] : row[1] + len(d.tokens) - 1]
+        np.testing.assert_allclose(got, np.where(d.mask[1:], want, 0), atol=2e-5)
+
+
+# --- I4 and I5, for every loss and aggregation ---------------------------------------------------
+
+PAIRS = [(name, aggregation) for name in LOSSES for aggregation in AGGREGATIONS]
+
+
+@pytest.mark.parametrize(("name", "aggregation"), PAIRS)
+def test_I4_poison_in_a_batch_changes_nothing(
+    name: str, aggregation: str, gradients: Compiled, base: Any, adapter: Adapter, data_D: list[Datum]
+) -> None:
+    batch = packed(data_D, aggregation)
+    want = gradients(name)(adapter, base, batch)
+    poison = {
+        field: np.where(batch.mask, getattr(batch, field), value).astype(np.float32)
+        for field, value in (("logp_sampler", np.nan), ("advantage", np.inf), ("weight", -np.inf))
+    }
+    got = gradients(name)(adapter, base, batch.replace(**poison))
+    jax.tree.map(np.testing.assert_array_equal, got, want)
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(got))
+
+
+@pytest.mark.parametrize(("name", "aggregation"), PAIRS)
+def test_I5_row_order_does_not_matter(
+    name: str, aggregation: str, gradients: Compiled, base: Any, adapter: Adapter, data_D: list[Datum]
+) -> None:
+    want = gradients(name)(adapter, base, packed(data_D, aggregation))
+    got = gradients(name)(adapter, base, packed(data_D[::-1], aggregation))
+    assert_trees_close(got, want)
+
+
+SHAPES = {
+    "micro_batches_of_one_row": {"rows": 1},
+    "wider_rows": {"width": 64, "rows": 2},
+    "a_larger_bucket": {"micro_batches": 4},
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_I5_padding_packing_and_micro_batches_do_not_matter(
+    shape: str, gradients: Compiled, base: Any, adapter: Adapter, data_D: list[Datum]
+) -> None:
+    for aggregation in AGGREGATIONS:
+        want = gradients("ppo")(adapter, base, packed(data_D, aggregation))
+        got = gradients("ppo")(adapter, base, packed(data_D, aggregation, **SHAPES[shape]))
+        assert_trees_close(got, want)
+
+
+@pytest.mark.parametrize(("name", "aggregation"), PAIRS)
+def test_I5_an_episode_that_splits_gives_the_same_gradient(
+    name: str, aggregation: str, gradients: Compiled, base: Any, adapter: Adapter, data_D: list[Datum]
+) -> None:
+    """The third episode's trained tokens spread over two datums that repeat its context, as after a rewrite."""
+    whole = data_D[3]
+    head = np.arange(len(whole.tokens)) < 6
+    halves = [replace(whole, mask=whole.mask & side) for side in (head, ~head)]
+    assert all(half.mask.any() for half in halves)
+    want = gradients(name)(adapter, base, packed([whole, *data_D[4:]], aggregation))
+    got = gradients(name)(adapter, base, packed([*halves, *data_D[4:]], aggregation))
+    assert_trees_close(got, want)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_I4_tokens_after_the_last_trained_one_do_not_matter(
+    name: str, gradients: Compiled, base: Any, adapter: Adapter, data_D: list[Datum]
+) -> None:
+    d = data_D[4]
+    last = int(np.flatnonzero(d.mask)[-1])
+    tail = datum(np.random.default_rng(1), 6)
+    longer = Datum(
+        np.concatenate([d.tokens[: last + 1], tail.tokens]),
+        np.concatenate([d.mask[: last + 1], np.zeros(6, bool)]),
+        *(
+            np.concatenate([getattr(d, f)[: last + 1], np.zeros(6, getattr(d, f).dtype)])
+            for f in ("logprobs", "advantages", "versions")
+        ),
+        group=d.group,
+        episode=d.episode,
+    )
+    want = gradients(name)(adapter, base, packed([d, data_D[0]]))
+    got = gradients(name)(adapter, base, packed([longer, data_D[0]]))
+    assert_trees_close(got, want)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_I4_empty_and_all_masked_batches_have_no_gradient(
+    name: str, gradients: Compiled, base: Any, adapter: Adapter, data_D: list[Datum]
+) -> None:
+    masked = packed([replace(d, mask=np.zeros_like(d.mask)) for d in data_D])
+    for batch in (packed([]), masked):
+        grads, metrics = gradients(name)(adapter, base, batch)
+        assert all((np.asarray(x) == 0).all() for x in jax.tree.leaves((grads, metrics)))
+
+
+# --- the update ----------------------------------------------------------------------------------
+
+
+def test_update_is_the_optimizers_and_the_rate_is_reported(
+    train_step: Any, gradients: Compiled, base: Any, adapter: Adapter, data_D: list[Datum]
+) -> None:
+    batch, transform = packed(data_D), make_transform(OPTIMIZER)
+    state, params, moments = init_state(OPTIMIZER, adapter), adapter, transform.init(adapter)
+    for rate in (0.005, 0.01, 0.01):
+        grads, _ = gradients("ppo")(params, base, batch)
+        direction, moments = transform.update(grads, moments, params)
+        params = jax.tree.map(lambda p, u, rate=rate: p - rate * u, params, direction)
+        state, metrics = train_step(state, base, batch)
+        assert metrics["optim/lr"] == pytest.approx(rate)
+        norm = np.sqrt(sum(float(jnp.sum(g * g)) for g in jax.tree.leaves(grads)))
+        assert metrics["optim/grad_norm"] == pytest.approx(norm, rel=1e-4)
+        assert metrics["optim/nonfinite"] == 0
+    assert int(state.step) == 3
+    assert_trees_close(state.params, params, 1e-4)
+    assert not any(a.is_deleted() for a in jax.tree.leaves(adapter))  # the caller's arrays were copied
+
+
+@pytest.mark.parametrize("cause", ["empty", "nan", "inf"])
+def test_a_step_without_tokens_or_with_a_bad_gradient_keeps_the_parameters(
+    cause: str, train_step: Any, base: Any, adapter: Adapter, data_D: list[Datum]
+) -> None:
+    state, _ = train_step(init_state(OPTIMIZER, adapter), base, packed(data_D))  # so that Adam has momentum
+    before = jax.tree.map(np.asarray, (state.params, state.opt_state))
+    batch = packed(data_D)
+    if cause == "empty":
+        batch = packed([])
+    else:
+        bad = np.where(np.cumsum(batch.mask).reshape(batch.mask.shape) == 3, float(cause), batch.advantage)
+        batch = batch.replace(advantage=bad.astype(np.float32))
+    state, metrics = train_step(state, base, batch)
+    assert float(metrics["optim/nonfinite"]) == (cause != "empty")
+    jax.tree.map(np.testing.assert_array_equal, (state.params, state.opt_state), before)
+    assert int(state.step) == 2
+
+
+def test_I11_one_compilation_a_shape(
+    model: ModelConfig, lora: LoraConfig, base: Any, adapter: Adapter, data_D: list[Datum]
+) -> None:
+    traces = 0
+
+    def counted(inputs: TokenInputs) -> Any:
+        nonlocal traces
+        traces += 1
+        return make_loss("ppo")(inputs)
+
+    step = make_train_step(model, lora, counted, OPTIMIZER, temperature=TEMPERATURE, head_chunk=CHUNK)
+    state = init_state(OPTIMIZER, adapter)
+    for data in (data_D, data_D[:3], data_D[::-1], []):
+        state, _ = step(state, base, packed(data))
+    first = traces
+    assert step._cache_size() == 1
+    state, _ = step(state, base, packed(data_D, rows=4, micro_batches=4))
+    assert step._cache_size() == 2
+    assert traces == 2 * first
+
+
+def test_state_is_donated_and_the_base_is_not(
+    train_step: Any, base: Any, adapter: Adapter, data_D: list[Datum]
+) -> None:
+    old = init_state(OPTIMIZER, adapter)
+    new, _ = train_step(old, base, packed(data_D))
+    assert all(x.is_deleted() for x in jax.tree.leaves((old.params, old.opt_state)))
+    assert not any(x.is_deleted() for x in jax.tree.leaves(base))
+    assert all(x.dtype == jnp.float32 for x in jax.tree.leaves(new.params))
+
+
+def test_padding_micro_batches_are_not_visited(
+    gradients: Compiled, base: Any, adapter: Adapter, data_D: list[Datum]
+) -> None:
+    """What lies beyond `count` is never read, so it can cost nothing: fill it with another batch, and nothing moves."""
+    batch = packed(data_D, micro_batches=4)
+    full = jax.tree.map(lambda x: np.concatenate([x[:1]] * 4) if x.ndim else x, batch)
+    want = gradients("ppo")(adapter, base, batch)
+    jax.tree.map(np.testing.assert_array_equal, gradients("ppo")(adapter, base, full), want)
+
+
+# --- LoRA and full fine-tuning -------------------------------------------------------------------
+
+
+def test_lora_gradient_is_the_full_gradient_through_the_chain_rule(
+    model: ModelConfig, lora: LoraConfig, gradients: Compiled, base: Any, adapter: Adapter, data_D: list[Datum]
+) -> None:
+    """With W' = W + s A B: dA = s dW' B^T and dB = s A^T dW'. So the base needs no gradient of its own."""
+    full = make_gradients(model, None, make_loss("ppo"), temperature=TEMPERATURE, head_chunk=CHUNK)
+    wide, metrics = full(merge(base, adapter, lora), None, packed(data_D))
+    narrow, lora_metrics = gradients("ppo")(adapter, base, packed(data_D))
+    for name, ab in adapter.items():
+        dw = jnp.stack([layer[name] for layer in wide["layers"]])
+        expected = {
+            "a": lora.scale * jnp.einsum("lio,lro->lir", dw, ab["b"]),
+            "b": lora.scale * jnp.einsum("lir,lio->lro", ab["a"], dw),
+        }
+        assert_trees_close(narrow[name], expected, 5e-5)
+    assert_trees_close(metrics, lora_metrics, 1e-4)
+    assert float(jnp.abs(wide["final_norm"]).max()) > 0
+    assert float(jnp.abs(wide["embed"]).max()) > 0
+
+
+def test_full_fine_tuning_keeps_float32_parameters_under_a_narrow_forward_pass(
+    model: ModelConfig, base: Any, data_D: list[Datum]
+) -> None:
+    narrow = jax.tree.map(lambda x: x.astype(jnp.bfloat16), base)
+    kwargs = {"temperature": TEMPERATURE, "head_chunk": CHUNK, "compute_dtype": jnp.bfloat16}
+    step = make_train_step(model, None, make_loss("cross_entropy"), OptimizerConfig(1e-2), **kwargs)
+    state = init_state(OptimizerConfig(1e-2), narrow)
+    losses = []
+    for _ in range(6):
+        state, metrics = step(state, None, packed(data_D))
+        losses.append(float(metrics["optim/loss"]))
+    assert all(x.dtype == jnp.float32 for x in jax.tree.leaves((state.params, state.opt_state)) if x.ndim)
+    assert losses[-1] < 0.7 * losses[0]
+
+
+def test_lora_learns(logprobs: Any, train_step: Any, base: Any, adapter: Adapter, data_D: list[Datum]) -> None:
+    """Tokens of positive advantage become likelier, those of negative advantage less likely."""
+    signs = [
+        replace(d, advantages=np.where(d.mask, 1 - 2 * (i % 2), 0).astype(np.float32)) for i, d in enumerate(data_D)
+    ]
+    batch = packed(signs)
+    before = np.asarray(logprobs(adapter, base, batch))
+    batch = batch.replace(logp_sampler=before)
+    state = init_state(OPTIMIZER, adapter)
+    for _ in range(3):
+        state, metrics = train_step(state, base, batch)
+    change = np.asarray(logprobs(state.params, base, batch)) - before
+    assert change[batch.mask & (batch.advantage > 0)].mean() > 0.01
+    assert change[batch.mask & (batch.advantage < 0)].mean() < -0.01
+    assert metrics["optim/kl_sample_train_v2"] > 0
+
+
+def test_I3_at_zero_lag_the_ratio_is_one(
+    logprobs: Any, train_step: Any, base: Any, adapter: Adapter, data_D: list[Datum]
+) -> None:
+    batch = packed(data_D)
+    batch = batch.replace(logp_sampler=np.asarray(logprobs(adapter, base, batch)))
+    _, metrics = train_step(init_state(OPTIMIZER, adapter), base, batch)
+    assert metrics["optim/clip_fraction"] == 0
+    assert abs(float(metrics["optim/kl_sample_train_v1"])) < 1e-6
+    assert float(metrics["optim/kl_sample_train_v2"]) < 1e-10
+
+
+# --- knobs ---------------------------------------------------------------------------------------
+
+
+def test_I12_errors_teach(model: ModelConfig, lora: LoraConfig) -> None:
+    loss = make_loss("ppo")
+    with pytest.raises(ValueError, match="greedy"):
+        make_train_step(model, lora, loss, OPTIMIZER, temperature=0.0)
+    with pytest.raises(ValueError, match="compute_dtype has no effect under LoRA"):
+        make_train_step(model, lora, loss, OPTIMIZER, temperature=1.0, compute_dtype=jnp.bfloat16)
+    with pytest.raises(ValueError, match="at least 1 position"):
+        make_eval_logprobs(model, lora, temperature=1.0, head_chunk=0)
+
+
+def test_state_is_a_pytree_that_survives_flattening(adapter: Adapter) -> None:
+    state = init_state(OPTIMIZER, adapter)
+    leaves, treedef = jax.tree.flatten(state)
+    assert isinstance(jax.tree.unflatten(treedef, leaves), TrainState)
+    assert state.step.dtype == jnp.int32
