@@ -78,7 +78,7 @@ class _Policy:
             assert base is not None, "LoRA adapts a base: pass its parameters"
             weights, adapter, scale = base, params, self.lora.scale
         hidden_BTM = hidden_states(
-            weights,
+            self._lookup_ready(weights),
             adapter,
             micro.tokens,
             micro.positions,
@@ -103,10 +103,17 @@ class _Policy:
             return params
         return jax.tree.map(lambda x: x.astype(self.compute_dtype), params)
 
+    def _lookup_ready(self, weights: Params) -> Params:
+        """The embedding gathered along its width: looking up rows of half a width makes XLA replicate the result."""
+        if self.mesh is None:
+            return weights
+        table = lax.with_sharding_constraint(weights["embed"], _sharding(self.mesh, ("vocab", None)))
+        return weights | {"embed": table}
+
     def _constrain(self, x_BTM: jax.Array) -> jax.Array:
         if self.mesh is None:
             return x_BTM
-        return lax.with_sharding_constraint(x_BTM, _rows_sharding(self.mesh, ("batch", None, None)))
+        return lax.with_sharding_constraint(x_BTM, _sharding(self.mesh, ("batch", None, None)))
 
 
 def init_state(optimizer: OptimizerConfig, params: Any, *, shardings: TrainState | None = None) -> TrainState:
@@ -237,7 +244,7 @@ def _gradients(policy: _Policy, loss: LossFn) -> Gradients:
         return total, sums | {"loss": total, "tokens": micro.mask.sum().astype(total.dtype)}
 
     def gradients(params: Any, base: Params | None, batch: Batch) -> tuple[Any, MetricArrays]:
-        one = jax.grad(micro_loss, has_aux=True)
+        one = jax.jit(jax.grad(micro_loss, has_aux=True))  # traced once for the shapes and the loop
         shapes = jax.eval_shape(one, params, base, _micro(batch, jnp.zeros((), jnp.int32)))
         zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, accumulator(s.dtype)), shapes)
 
@@ -259,13 +266,13 @@ def _metrics(sums: MetricArrays) -> MetricArrays:
 # --- shardings -----------------------------------------------------------------------------------
 
 
-def _rows_sharding(mesh: Mesh, axes: tuple[str | None, ...]) -> NamedSharding:
+def _sharding(mesh: Mesh, axes: tuple[str | None, ...]) -> NamedSharding:
     return NamedSharding(mesh, sharding.spec(axes))
 
 
 def batch_shardings(mesh: Mesh) -> Batch:
     """Rows over `data` and `fsdp`, everything else whole."""
-    rows = _rows_sharding(mesh, (None, "batch", None))
+    rows = _sharding(mesh, (None, "batch", None))
     fields = {name: rows for name in Batch.__dataclass_fields__ if name != "count"}
     return Batch(**fields, count=sharding.replicated(mesh))
 

@@ -1,6 +1,7 @@
 """Loss forms: golden values and gradients, masked tokens, and invariances of loss x aggregation."""
 
 import contextlib
+import functools
 import itertools
 import json
 from collections.abc import Mapping
@@ -51,16 +52,23 @@ def weights_of(mask: np.ndarray, aggregation: str) -> np.ndarray:
     return np.stack(token_weights(data, aggregation, constant=constant_of(aggregation)))[:, 1:]
 
 
+@functools.cache
+def compiled(name: str, knobs: tuple[tuple[str, float], ...]) -> Any:
+    loss = make_loss(name, dict(knobs))
+
+    def total(x: jax.Array, q: jax.Array, advantage: jax.Array, mask: jax.Array, weight: jax.Array) -> jax.Array:
+        return jnp.sum(weight * loss(TokenInputs(x, q, advantage, mask)).loss)
+
+    return jax.jit(jax.value_and_grad(total))
+
+
 def value_and_grad(
     name: str, x: Any, q: Any, advantage: Any, mask: Any, weight: Any, knobs: Mapping[str, float] | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    loss, keep = make_loss(name, knobs), jnp.asarray(np.asarray(mask, bool))
-
-    def total(x: jax.Array) -> jax.Array:
-        return jnp.sum(jnp.asarray(weight, x.dtype) * loss(TokenInputs(x, q, advantage, keep)).loss)
-
+    """Weighted loss and its gradient with respect to x, in the dtype of the weights."""
     x, q, advantage = (jnp.asarray(a, weight.dtype) for a in (x, q, advantage))
-    value, grad = jax.value_and_grad(total)(x)
+    run = compiled(name, tuple((knobs or {}).items()))
+    value, grad = run(x, q, advantage, jnp.asarray(np.asarray(mask, bool)), jnp.asarray(weight))
     return np.asarray(value), np.asarray(grad)
 
 

@@ -1,5 +1,6 @@
 """The training step: one gradient whatever the packing, nothing from masked tokens, one compilation a shape."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -36,7 +37,6 @@ def logprobs(model: ModelConfig, lora: LoraConfig) -> Any:
 # --- against the definition ----------------------------------------------------------------------
 
 
-@jax.jit
 def _dense_logp(base: Any, adapter: Any, tokens: jax.Array) -> jax.Array:
     """Log-probs of tokens[1:], one unpacked sequence, no chunks, no remat. Shapes and config of this file's model."""
     config = ModelConfig(96, 64, 192, 2, 2, 1, 32, 1024, tie_embeddings=True)
@@ -53,15 +53,15 @@ def reference(base: Any, adapter: Adapter, data_D: list[Datum]) -> tuple[list[np
     loss, weights = make_loss("ppo"), token_weights(data_D, "seq_mean_token_mean")
     pad = lambda x: jnp.asarray(np.pad(np.asarray(x), (0, 33 - len(x))))  # noqa: E731
 
-    @jax.jit
     def one(a: Adapter, tokens: jax.Array, q: jax.Array, adv: jax.Array, mask: jax.Array, w: jax.Array) -> tuple:
         logp = _dense_logp(base, a, tokens)
         return jnp.sum(w[1:] * loss(TokenInputs(logp, q[1:], adv[1:], mask[1:])).loss), logp
 
+    gradient = jax.jit(jax.grad(one, has_aux=True))
     logp_D, total = [], jax.tree.map(jnp.zeros_like, adapter)
     for d, w in zip(data_D, weights, strict=True):
         columns = (d.tokens, d.logprobs, d.advantages, d.mask, w.astype(np.float32))
-        grad, logp = jax.jit(jax.grad(one, has_aux=True))(adapter, *map(pad, columns))
+        grad, logp = gradient(adapter, *map(pad, columns))
         total = jax.tree.map(jnp.add, total, grad)
         logp_D.append(np.asarray(logp)[: len(d.tokens) - 1])
     return logp_D, total
@@ -288,6 +288,16 @@ def test_lora_gradient_is_the_full_gradient_through_the_chain_rule(
     assert_trees_close(metrics, lora_metrics, 1e-4)
     assert float(jnp.abs(wide["final_norm"]).max()) > 0
     assert float(jnp.abs(wide["embed"]).max()) > 0
+
+
+def test_structure_the_base_has_no_weight_gradient_under_lora(
+    gradients: Compiled, base: Any, adapter: Adapter, data_D: list[Datum]
+) -> None:
+    """No product of the compiled step has the shape of a base matrix (64 x 192); those of the adapter are there."""
+    text = gradients("ppo").lower(adapter, base, packed(data_D)).compile().as_text()
+    products = set(re.findall(r"= f32\[([\d,]+)\]\S* dot\(", text))
+    assert products & {"192,4", "4,192", "64,4", "4,64"}, products
+    assert not products & {"64,192", "192,64", "64,64", "96,64", "64,96"}, products
 
 
 def test_full_fine_tuning_keeps_float32_parameters_under_a_narrow_forward_pass(
