@@ -8,6 +8,7 @@ message or a tool's answer is spelled out with ordinary tokens; the only way to 
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
@@ -97,9 +98,17 @@ BYTE_SPECIALS = (
     "</tool_response>",
 )
 
+BYTE_WORDS = ("system\n", "user\n", "assistant\n")
+"""Texts that are one token, as a trained vocabulary would have them: spelled in bytes, the role lines of ChatML
+would make up half of a short turn."""
+
 BYTE_VOCAB_SIZE = 320
-"""256 bytes, then BYTE_SPECIALS in order from id 256, then unused ids up to a multiple of 64 (a friendly matmul
-width). `encode` and `special` never give an unused id; `decode` shows one as <|unused_ID|>."""
+"""256 bytes, then BYTE_SPECIALS in order from id 256, then BYTE_WORDS, then unused ids up to a multiple of 64 (a
+friendly matmul width). `encode` and `special` never give an unused id; `decode` shows one as <|unused_ID|>."""
+
+_FIRST_SPECIAL = 256
+_FIRST_WORD = _FIRST_SPECIAL + len(BYTE_SPECIALS)
+_WORD = re.compile("(" + "|".join(map(re.escape, BYTE_WORDS)) + ")")
 
 CHATML_TEMPLATE = """\
 {%- set has_system = messages[0].role == 'system' %}
@@ -146,42 +155,48 @@ CHATML_TEMPLATE = """\
 
 @dataclass(frozen=True)
 class ByteTokenizer:
-    """One id a byte, plus the ChatML and Qwen special tokens: a real tokenizer without any file."""
+    """One id a byte, a few whole words, and the ChatML and Qwen special tokens: a real tokenizer without any file."""
 
     name: str = "bytes"
     vocab_size: int = BYTE_VOCAB_SIZE
     chat_template: str | None = field(default=CHATML_TEMPLATE, repr=False)
 
     def encode(self, text: str) -> list[int]:
-        """The UTF-8 bytes of `text`."""
-        return list(text.encode("utf-8", "replace"))
+        """The UTF-8 bytes of `text`, its BYTE_WORDS as one id each."""
+        ids: list[int] = []
+        for piece in _WORD.split(text):
+            if piece in BYTE_WORDS:
+                ids.append(_FIRST_WORD + BYTE_WORDS.index(piece))
+            else:
+                ids += piece.encode("utf-8", "replace")
+        return ids
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of `ids`; broken UTF-8 becomes U+FFFD. Raises ValueError for an id outside the vocabulary."""
         parts, run = [], bytearray()
         for i in ids:
-            if 0 <= i < 256:
+            if 0 <= i < _FIRST_SPECIAL:
                 run.append(i)
-                continue
-            parts.append(run.decode("utf-8", "replace"))
-            run.clear()
-            parts.append(self._spelling(i))
-        parts.append(run.decode("utf-8", "replace"))
-        return "".join(parts)
+            elif _FIRST_WORD <= i < _FIRST_WORD + len(BYTE_WORDS):
+                run += BYTE_WORDS[i - _FIRST_WORD].encode()
+            else:
+                parts += [run.decode("utf-8", "replace"), self._spelling(i)]
+                run.clear()
+        return "".join([*parts, run.decode("utf-8", "replace")])
 
     def special(self, spelling: str) -> int:
         """Id of one of BYTE_SPECIALS, else ValueError."""
         if spelling not in BYTE_SPECIALS:
             raise _no_special(spelling, self.name, BYTE_SPECIALS)
-        return 256 + BYTE_SPECIALS.index(spelling)
+        return _FIRST_SPECIAL + BYTE_SPECIALS.index(spelling)
 
     def _spelling(self, i: int) -> str:
-        if not 256 <= i < self.vocab_size:
+        if not 0 <= i < self.vocab_size:
             raise ValueError(
                 f"token id {i} is outside the byte vocabulary (0 to {self.vocab_size - 1}). "
                 "Build the model with vocab_size=byte_tokenizer().vocab_size."
             )
-        return BYTE_SPECIALS[i - 256] if i - 256 < len(BYTE_SPECIALS) else f"<|unused_{i}|>"
+        return BYTE_SPECIALS[i - _FIRST_SPECIAL] if i < _FIRST_WORD else f"<|unused_{i}|>"
 
 
 def byte_tokenizer() -> ByteTokenizer:

@@ -38,15 +38,16 @@ def part(
     b, t, h, c = q_BTHC.shape
     kv = k_BKCS.shape[1]
     groups = h // kv
-    q = q_BTHC.reshape(b, t, kv, groups, c).transpose(0, 2, 3, 1, 4).reshape(b, kv, groups * t, c)
-    scores = jnp.matmul(q, k_BKCS.astype(q.dtype), preferred_element_type=accumulator(q.dtype)) * c**-0.5
-    scores = scores.reshape(b, kv, groups, t, -1)
-    seen = mask_BTS[:, None, None]
-    top = lax.stop_gradient(jnp.max(scores, axis=-1, initial=EMPTY, where=seen))
-    weights = jnp.where(seen, jnp.exp(jnp.where(seen, scores, top[..., None]) - top[..., None]), 0.0)
+    q = (q_BTHC * c**-0.5).reshape(b, t, kv, groups, c).transpose(0, 2, 3, 1, 4).reshape(b, kv, groups * t, c)
+    scores = jnp.matmul(q, k_BKCS.astype(q.dtype), preferred_element_type=accumulator(q.dtype))
+    # One select before everything else: a passed-over key costs one pass and gets no gradient.
+    scores = jnp.where(mask_BTS[:, None, None], scores.reshape(b, kv, groups, t, -1), EMPTY)
+    top = lax.stop_gradient(scores.max(-1))
+    weights = jnp.exp(scores - top[..., None])
     flat = weights.astype(v_BKSC.dtype).reshape(b, kv, groups * t, -1)
-    out = jnp.matmul(flat, v_BKSC, preferred_element_type=accumulator(q.dtype))
-    return Part(out.reshape(b, kv, groups, t, c), top, weights.sum(-1))
+    out = jnp.matmul(flat, v_BKSC, preferred_element_type=accumulator(q.dtype)).reshape(b, kv, groups, t, c)
+    sees_BT = mask_BTS.any(-1)[:, None, None]
+    return Part(jnp.where(sees_BT[..., None], out, 0.0), top, jnp.where(sees_BT, weights.sum(-1), 0.0))
 
 
 def merge(parts: list[Part]) -> Float[Array, "B T X"]:

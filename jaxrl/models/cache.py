@@ -8,21 +8,27 @@ Anything at or beyond a row's length is garbage that no mask admits. Blocks are 
 included, and rows have `slack` spare positions so that a block never crosses the end.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import struct
 from jax import lax
-from jaxtyping import Array, Float, Int
+from jax.typing import DTypeLike
+from jaxtyping import Array, Int
 
 from jaxrl.models.config import ModelConfig
+
+Leaf = Any
+"""An array of numpy or JAX; inside `jax.tree.map`, whatever the mapped function makes of one."""
 
 
 @struct.dataclass
 class KV:
-    """Keys and values, one array a layer: a store [N, ...], a working set or a tail [B, ...]."""
+    """Keys [N, K, C, S] and values [N, K, S, C], one array a layer: a store of N rows, a working set or a tail."""
 
-    k: tuple[Float[Array, "N K C S"], ...]
-    v: tuple[Float[Array, "N K S C"], ...]
+    k: tuple[Leaf, ...]
+    v: tuple[Leaf, ...]
 
     @property
     def rows(self) -> int:
@@ -33,7 +39,7 @@ class KV:
         return self.k[0].shape[3]
 
 
-def empty(config: ModelConfig, rows: int, positions: int, dtype: jnp.dtype) -> KV:
+def empty(config: ModelConfig, rows: int, positions: int, dtype: DTypeLike) -> KV:
     """A zeroed store."""
     heads, width = config.kv_heads, config.head_width
     return KV(

@@ -16,11 +16,11 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int, UInt32
+from jaxtyping import Array, Bool, Int
 
 from jaxrl.models import cache
 from jaxrl.models.attention import EMPTY, Part, merge, part, within
-from jaxrl.models.cache import KV
+from jaxrl.models.cache import KV, Leaf
 from jaxrl.models.config import ModelConfig
 from jaxrl.models.forward import block, embed, logits
 from jaxrl.models.lora import at_layer
@@ -30,46 +30,50 @@ from jaxrl.models.spec import Params
 
 @struct.dataclass
 class Rows:
-    """Where the rows of a call live. A row with slot >= the store's rows is padding.
+    """Where the rows of a call live, int32 [B] each. A row with slot >= the store's rows is padding.
 
     slot_B: row of the main store. length_B: positions it holds there. prompt_B: row of the prompt store.
     prompt_length_B: how many of the prompt's positions the row uses (0: none).
     """
 
-    slot_B: Int[Array, " B"]
-    length_B: Int[Array, " B"]
-    prompt_B: Int[Array, " B"]
-    prompt_length_B: Int[Array, " B"]
+    slot_B: Leaf
+    length_B: Leaf
+    prompt_B: Leaf
+    prompt_length_B: Leaf
 
 
 @struct.dataclass
 class Draws:
-    """What to draw. Per row: the input token, draws allowed in this call (0: the row sits it out), the episode's
-    seed and the index of its next draw, the temperature, and the token ids that end the turn (padded with -1)."""
+    """What to draw, per row.
 
-    token_B: Int[Array, " B"]
-    budget_B: Int[Array, " B"]
-    seed_B2: UInt32[Array, "B 2"]
-    draw_B: Int[Array, " B"]
-    temperature_B: Float[Array, " B"]
-    stop_BN: Int[Array, "B N"]
+    token_B: int32, the input. budget_B: int32, draws allowed in this call (0: the row sits it out). seed_B2: uint32,
+    halves of the episode's seed. draw_B: int32, index of its next draw. temperature_B: float32. stop_BN: int32, the
+    ids that end the turn, padded with -1.
+    """
+
+    token_B: Leaf
+    budget_B: Leaf
+    seed_B2: Leaf
+    draw_B: Leaf
+    temperature_B: Leaf
+    stop_BN: Leaf
 
 
 @struct.dataclass
 class Members:
     """The rows of each shared prompt: index_PG into B (padded with any row), and each row's place rank_B in G."""
 
-    index_PG: Int[Array, "P G"]
-    rank_B: Int[Array, " B"]
+    index_PG: Leaf
+    rank_B: Leaf
 
 
 @struct.dataclass
 class Drawn:
-    """Tokens drawn, their float32 log-probs, and how many of the columns are real, per row."""
+    """Tokens drawn [B, T], their float32 log-probs, and how many of the columns are real, per row."""
 
-    token_BT: Int[Array, "B T"]
-    logp_BT: Float[Array, "B T"]
-    count_B: Int[Array, " B"]
+    token_BT: Leaf
+    logp_BT: Leaf
+    count_B: Leaf
 
 
 def extend(
@@ -190,7 +194,7 @@ def decode(
         uniform_B = uniforms(draws.seed_B2, draws.draw_B + t)
         next_B, logp_B = draw(logits(params, x[:, 0], config), uniform_B, draws.temperature_B)
 
-        count_B = drawn.count_B + live_B
+        count_B = drawn.count_B + live_B.astype(jnp.int32)
         drawn = Drawn(
             token_BT=lax.dynamic_update_slice_in_dim(drawn.token_BT, next_B[:, None], t, axis=1),
             logp_BT=lax.dynamic_update_slice_in_dim(drawn.logp_BT, logp_B[:, None], t, axis=1),

@@ -63,12 +63,13 @@ class Learner:
         optimizer: OptimizerConfig,
         packing: Packing,
         temperature: float = 1.0,
+        remat: bool = True,
         seed: int = 0,
     ) -> None:
         self.lora_scale = lora.scale if lora else 1.0
         self._objective, self._packing = objective, packing
         loss = make_loss(objective.loss, objective.loss_config)
-        self._step = make_train_step(model, lora, loss, optimizer, temperature=temperature)
+        self._step = make_train_step(model, lora, loss, optimizer, temperature=temperature, remat=remat)
         if lora is None:
             self._base, start = None, base
         else:

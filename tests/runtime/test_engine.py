@@ -1,0 +1,341 @@
+"""The engine against one pass over whole sequences, and against everything that could make a token depend on luck."""
+
+import itertools
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import trio
+from conftest_runtime import SmallPolicy, random_adapter
+
+from jaxrl.runtime.engine import ContextFull, Engine, Weights, open_engine
+from jaxrl.runtime.schedule import EngineConfig
+
+CONFIG = EngineConfig(
+    slots=8,
+    context=160,
+    prompts=3,
+    prompt_context=24,
+    members=4,
+    decode_steps=4,
+    extend_lengths=(8, 32),
+    row_buckets=(2,),
+    position_buckets=(64,),
+)
+
+
+def serve(policy: SmallPolicy, config: EngineConfig = CONFIG, **options: Any) -> AbstractAsyncContextManager[Engine]:
+    return open_engine(policy.model, policy.weights, config=config, lora_scale=policy.lora.scale, **options)
+
+
+@dataclass
+class Played:
+    """What an episode saw: every token, its log-prob (nan where given), and how many were given."""
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    given: int = 0
+
+
+async def play(engine: Engine, group: int | None, seed: int, *, turns: int = 4, temperature: float = 1.0) -> Played:
+    """An episode whose observations and budgets are a function of (group, seed) only."""
+    rng = np.random.default_rng(seed)
+    observation = np.random.default_rng(group or seed).integers(0, 300, 3 + seed % 37).tolist()
+    if group is not None:
+        observation = np.random.default_rng(group).integers(0, 300, 20 + group).tolist()
+    played = Played()
+    async with engine.session(group=group, seed=seed) as session:
+        for _ in range(turns):
+            budget = int(rng.integers(1, 14))
+            turn = await session.sample(observation, stop=(7, 11), max_tokens=budget, temperature=temperature)
+            played.tokens += [*observation, *turn.tokens]
+            played.logprobs += [np.nan] * len(observation) + list(turn.logprobs)
+            played.versions += [-1] * len(observation) + list(turn.versions)
+            played.given += len(observation)
+            observation = rng.integers(0, 300, int(rng.integers(1, 20))).tolist()
+        assert session.tokens == played.tokens
+    return played
+
+
+async def play_all(engine: Engine, episodes: list[tuple[int | None, int]], **options: Any) -> dict[int, Played]:
+    results: dict[int, Played] = {}
+
+    async def one(group: int | None, seed: int) -> None:
+        results[seed] = await play(engine, group, seed, **options)
+
+    async with trio.open_nursery() as nursery:
+        for group, seed in episodes:
+            nursery.start_soon(one, group, seed)
+    return results
+
+
+MIXED = [(g, 100 * g + m) for g in (1, 2, 3, 4, 5) for m in range(4)] + [(None, s) for s in range(6)]
+"""More episodes than slots, more groups than kept prompts, some without a group."""
+
+
+def worst(policy: SmallPolicy, played: Played, weights: Weights, temperature: float = 1.0) -> float:
+    expected = policy.logprobs(weights, played.tokens, temperature)
+    got = np.array(played.logprobs[1:])
+    return float(np.nanmax(np.abs(got - expected)))
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+async def test_I2_I3_extended_episodes_have_the_logprobs_of_one_pass(policy: SmallPolicy, temperature: float) -> None:
+    async with serve(policy) as engine:
+        results = await play_all(engine, MIXED, temperature=temperature)
+    assert len(results) == len(MIXED)
+    assert max(worst(policy, p, policy.weights, temperature) for p in results.values()) < 1e-5
+
+
+async def test_I2_prefilled_tokens_are_exactly_prompts_and_observations(policy: SmallPolicy) -> None:
+    async with serve(policy) as engine:
+        results = await play_all(engine, [(None, seed) for seed in range(10)], turns=6)
+        assert engine.stats.prefill_tokens == sum(p.given for p in results.values())
+        drawn = sum(len(p.tokens) - p.given for p in results.values())
+        assert engine.stats.decode_tokens == drawn
+
+
+async def test_a_groups_prompt_is_prefilled_once(policy: SmallPolicy) -> None:
+    async with serve(policy) as engine:
+        results = await play_all(engine, [(4, seed) for seed in range(4)], turns=1)
+        prompt = results[0].given
+        # Shared: all but the last prompt token, which each member feeds to its own first draw.
+        assert engine.stats.prefill_tokens == (prompt - 1) + len(results)
+    assert len({tuple(p.tokens[:prompt]) for p in results.values()}) == 1
+    assert len({tuple(p.tokens[prompt:]) for p in results.values()}) > 1, "members of a group drew the same tokens"
+
+
+async def test_I7_tokens_do_not_depend_on_company_order_or_slots(policy: SmallPolicy) -> None:
+    async with serve(policy) as engine:
+        together = await play_all(engine, MIXED)
+    async with serve(policy) as engine:
+        backwards = await play_all(engine, MIXED[::-1])
+    async with serve(policy) as engine:
+        alone = {seed: await play(engine, None if group is None else group, seed) for group, seed in MIXED[::5]}
+    for seed, played in alone.items():
+        assert played.tokens == together[seed].tokens == backwards[seed].tokens
+
+
+async def test_I7_the_same_run_twice_is_the_same_to_the_bit(policy: SmallPolicy) -> None:
+    async def run() -> dict[int, Played]:
+        async with serve(policy) as engine:
+            return await play_all(engine, MIXED)
+
+    first, second = await run(), await run()
+    for seed in first:
+        np.testing.assert_array_equal(first[seed].logprobs, second[seed].logprobs)
+
+
+async def test_I11_no_length_turn_count_or_batch_size_compiles_beyond_the_budget(policy: SmallPolicy) -> None:
+    async with serve(policy) as engine:
+        await play_all(engine, MIXED)
+        for count in (1, 3, 8):
+            await play_all(engine, [(None, s) for s in range(count)], turns=1 + count)
+        warm = engine.compilations
+        await play_all(engine, [(g, 1000 + 7 * g + m) for g in (1, 3) for m in range(3)], turns=7)
+        assert engine.compilations <= engine.config.compile_budget
+        await play_all(engine, [(g, 1000 + 7 * g + m) for g in (1, 3) for m in range(3)], turns=7)
+        assert engine.compilations <= warm + 4, "a repeated shape compiled again"
+
+
+async def test_turns_stop_at_token_ids_strings_budgets_and_the_context(policy: SmallPolicy) -> None:
+    spell = lambda ids: "".join(chr(ord("a") + i % 3) for i in ids)  # noqa: E731
+    async with serve(policy, decode_text=spell) as engine:
+        async with engine.session(seed=1) as session:
+            free = await session.sample([1, 2, 3], max_tokens=12)
+            assert free.stop == "length"
+            assert len(free.tokens) == 12
+        async with engine.session(seed=1) as session:
+            turn = await session.sample([1, 2, 3], stop=(free.tokens[4],), max_tokens=12)
+            first = free.tokens.index(free.tokens[4])
+            assert turn.tokens == free.tokens[: first + 1]
+            assert turn.stop == "stop"
+        text = spell(free.tokens)
+        for stop in (text[2:5], text[5:8]):
+            async with engine.session(seed=1) as session:
+                turn = await session.sample([1, 2, 3], stop=(stop,), max_tokens=12)
+                assert spell(turn.tokens) == text[: text.index(stop) + len(stop)]
+                assert turn.logprobs == pytest.approx(free.logprobs[: len(turn.tokens)], abs=1e-6)
+                again = await session.sample([5], max_tokens=3)
+                expected = policy.logprobs(policy.weights, session.tokens)[-3:]
+                np.testing.assert_allclose(again.logprobs, expected, atol=1e-5)
+        async with engine.session(seed=1) as session:
+            turn = await session.sample([1] * 150, max_tokens=500)
+            assert len(turn.tokens) == 10
+            assert session.room == 0
+            with pytest.raises(ContextFull, match=r"1 new tokens after 160 .*engine\.context=160"):
+                await session.sample([1], max_tokens=1)
+
+
+async def test_greedy_takes_the_most_likely_token(policy: SmallPolicy) -> None:
+    async with serve(policy) as engine, engine.session(seed=3) as session:
+        turn = await session.sample([1, 2, 3], max_tokens=5, temperature=0.0)
+    for i, token in enumerate(turn.tokens):
+        context = [1, 2, 3, *turn.tokens[:i]]
+        scores = [policy.logprobs(policy.weights, [*context, t])[-1] for t in (token, *range(0, 300, 37))]
+        assert max(scores) == scores[0]
+    assert turn.logprobs == (0.0,) * 5
+
+
+async def test_I1_rewinding_keeps_a_common_prefix_and_stays_exact(policy: SmallPolicy) -> None:
+    async with serve(policy) as engine, engine.session(group=3, seed=5) as session:
+        prompt = list(range(20, 50))
+        first = await session.sample(prompt, max_tokens=6)
+        before = engine.stats.copy()
+        for length in (33, 12, 0):  # into the history, into the shared prompt, everything
+            session.rewind(length)
+            kept = list(session.tokens)
+            new = [8, 9, 10]
+            turn = await session.sample(new, max_tokens=4)
+            assert session.tokens == [*kept, *new, *turn.tokens]
+            expected = policy.logprobs(policy.weights, session.tokens)[-4:]
+            np.testing.assert_allclose(turn.logprobs, expected, atol=1e-5)
+        assert (engine.stats - before).prefill_tokens <= 3 * 3 + 2
+        assert len(first.tokens) == 6
+        with pytest.raises(ValueError, match="rewind length=99: expected 0 to"):
+            session.rewind(99)
+
+
+@pytest.mark.parametrize("on_publish", ["recompute", "keep"])
+async def test_I15_new_weights_sample_and_old_keys_are_recomputed_or_tagged(
+    policy: SmallPolicy, on_publish: Any
+) -> None:
+    config = EngineConfig(**{**vars(CONFIG), "on_publish": on_publish})
+    newer = Weights(policy.weights.params, random_adapter(policy.model, policy.lora, 77))
+    async with serve(policy, config) as engine, engine.session(group=1, seed=2) as session:
+        first = await session.sample(list(range(30)), max_tokens=5)
+        await engine.publish(newer, version=1)
+        second = await session.sample([4, 5], max_tokens=5)
+        assert set(first.versions) == {0}
+        assert set(second.versions) == {1}
+        expected = policy.logprobs(newer, session.tokens)[-5:]
+        difference = np.abs(expected - second.logprobs).max()
+        if on_publish == "recompute":
+            assert difference < 1e-5
+            assert {version for version, _ in session.kv_versions} == {1}
+        else:
+            assert difference > 1e-3
+            assert [version for version, _ in session.kv_versions] == [0, 1]
+        async with engine.session(group=1, seed=3) as fresh:  # a new member never reads the old prompt
+            turn = await fresh.sample(list(range(30)), max_tokens=5)
+            expected = policy.logprobs(newer, fresh.tokens)[-5:]
+            np.testing.assert_allclose(turn.logprobs, expected, atol=1e-5)
+
+
+async def test_I15_publishing_in_the_middle_of_a_turn_versions_each_token(policy: SmallPolicy) -> None:
+    newer = Weights(policy.weights.params, random_adapter(policy.model, policy.lora, 77))
+    async with serve(policy) as engine, engine.session(seed=2) as session, trio.open_nursery() as nursery:
+
+        async def publish_later() -> None:
+            while engine.stats.decode_tokens < 8:
+                await trio.lowlevel.checkpoint()
+            await engine.publish(newer, version=1)
+
+        nursery.start_soon(publish_later)
+        turn = await session.sample([1, 2, 3], max_tokens=60)
+        old = turn.versions.count(0)
+        assert list(turn.versions) == [0] * old + [1] * (60 - old)
+        assert 8 <= old < 60
+        expected_old = policy.logprobs(policy.weights, session.tokens)[2 : 2 + old]
+        expected_new = policy.logprobs(newer, session.tokens)[2 + old :]
+        np.testing.assert_allclose(turn.logprobs[:old], expected_old, atol=1e-5)
+        np.testing.assert_allclose(turn.logprobs[old:], expected_new, atol=1e-5)
+
+
+async def test_I9_cancelled_sessions_give_their_slots_back(policy: SmallPolicy) -> None:
+    async with serve(policy) as engine:
+        for delay in (0.0, 0.001, 0.02):
+            with trio.move_on_after(delay):
+                await play_all(engine, MIXED, turns=50)
+        assert engine.live_sessions == 0
+        assert engine.slots_in_use == 0
+        results = await play_all(engine, MIXED)
+        assert max(worst(policy, p, policy.weights) for p in results.values()) < 1e-5
+
+
+async def test_I9_a_turn_given_up_leaves_a_session_that_can_go_on(policy: SmallPolicy) -> None:
+    async with serve(policy) as engine, engine.session(seed=9) as session:
+        await session.sample([1, 2, 3], max_tokens=2)
+        with trio.move_on_after(0.003):
+            await session.sample([4, 5], max_tokens=140)
+        await session.sample([6], max_tokens=3)
+        expected = policy.logprobs(policy.weights, session.tokens)[-3:]
+        assert np.isfinite(expected).all()
+
+
+async def test_I9_an_error_on_the_device_reaches_who_waits(policy: SmallPolicy, monkeypatch: Any) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise RuntimeError("the device is gone")
+
+    with pytest.RaisesGroup(pytest.RaisesExc(RuntimeError, match="the device is gone"), flatten_subgroups=True):
+        async with serve(policy) as engine, engine.session(seed=1) as session:
+            monkeypatch.setattr(engine, "_decode", broken)
+            await session.sample([1, 2], max_tokens=3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"max_tokens": 0}, "max_tokens=0: expected at least 1"),
+        ({"temperature": -1.0}, "temperature=-1.0: expected 0"),
+        ({"temperature": float("nan")}, "temperature=nan"),
+        ({"stop": tuple(range(9))}, "9 stop ids: the engine takes at most 8"),
+        ({"stop": ("x",)}, "need an engine opened with decode_text"),
+        ({"new_tokens": []}, "new_tokens is empty in a new session"),
+    ],
+)
+async def test_bad_arguments_are_refused(policy: SmallPolicy, arguments: dict[str, Any], message: str) -> None:
+    async with serve(policy) as engine, engine.session(seed=1) as session:
+        with pytest.raises(ValueError, match=message):
+            await session.sample(**{"new_tokens": [1], "max_tokens": 3, **arguments})
+
+
+def test_a_context_beyond_the_model_is_refused(policy: SmallPolicy) -> None:
+    async def run() -> None:
+        async with serve(policy, EngineConfig(context=1024)):
+            pass
+
+    with pytest.raises(ValueError, match=r"engine\.context=1024 exceeds the model's max_positions=512"):
+        trio.run(run)
+
+
+def test_decoding_copies_no_cache(policy: SmallPolicy) -> None:
+    """Structural, for the whole-store program: temporary memory far below one copy of the store."""
+    config = EngineConfig(slots=32, context=480, prompts=2, prompt_context=32, decode_steps=8)
+
+    async def programs() -> tuple[int, int]:
+        async with serve(policy, config) as engine:
+            seen: dict[str, Any] = {}
+            original = engine._decode
+
+            def spy(*args: Any, **kwargs: Any) -> Any:
+                seen.update(args=args, kwargs=kwargs)
+                return original(*args, **kwargs)
+
+            engine._decode = spy
+            await play_all(engine, [(None, s) for s in range(32)], turns=8)
+            shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (seen["args"], seen["kwargs"]["store"]))
+            arguments = {**seen["kwargs"], "store": shapes[1], "positions": None}
+            compiled = original.lower(*shapes[0], **arguments).compile()
+            store = sum(x.nbytes for x in jax.tree.leaves(engine._main))
+            return compiled.memory_analysis().temp_size_in_bytes, store
+
+    temporary, store = trio.run(programs)
+    assert temporary < store / 4
+
+
+def test_seeds_of_any_64_bits_give_distinct_tokens(policy: SmallPolicy) -> None:
+    async def run() -> list[tuple[int, ...]]:
+        async with serve(policy) as engine:
+            drawn = []
+            for seed in (0, 1, 2**32, 2**32 + 1, 2**63 + 5):
+                async with engine.session(seed=seed) as session:
+                    drawn.append((await session.sample([1, 2, 3], max_tokens=10)).tokens)
+            return drawn
+
+    drawn = trio.run(run)
+    assert all(a != b for a, b in itertools.combinations(drawn, 2))
