@@ -59,6 +59,10 @@ class Env(abc.ABC):
         """Release what the episode holds. Called exactly once, also after an error or a cancellation."""
         return
 
+    def describe(self) -> str:
+        """What error messages call it."""
+        return type(self).__name__
+
 
 @dataclass(frozen=True)
 class MessageStepResult:

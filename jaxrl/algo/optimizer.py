@@ -28,7 +28,8 @@ class OptimizerConfig:
     """AdamW (Loshchilov & Hutter, arXiv 1711.05101) on clipped gradients.
 
     The rate climbs linearly over `warmup_steps` (the first step already moves), then follows `schedule` from
-    `learning_rate` down to `final_fraction` of it at `total_steps`. Weight decay spares vectors (norms, biases).
+    `learning_rate` down to `final_fraction` of it at `total_steps`; a training run fills in its own length for None.
+    Weight decay spares vectors (norms, biases).
     max_grad_norm: None does not clip.
     """
 
@@ -67,7 +68,7 @@ def _check_schedule(config: OptimizerConfig) -> None:
         for name in ("total_steps", "final_fraction"):
             if getattr(config, name) is not None:
                 raise ValueError(f"{name}={getattr(config, name)} has no effect on schedule='constant'")
-    elif config.total_steps is None or config.total_steps <= config.warmup_steps:
+    elif config.total_steps is not None and config.total_steps <= config.warmup_steps:
         raise ValueError(
             f"schedule={config.schedule!r} decays from warmup_steps={config.warmup_steps} to total_steps, which "
             f"must lie after it (got {config.total_steps})"
@@ -77,7 +78,9 @@ def _check_schedule(config: OptimizerConfig) -> None:
 
 
 def make_schedule(config: OptimizerConfig) -> Schedule:
-    """Step number to learning rate, float32."""
+    """Step number to learning rate, float32. Raises ValueError for a decay whose total_steps nobody filled in."""
+    if config.schedule != "constant" and config.total_steps is None:
+        raise ValueError(f"schedule={config.schedule!r} decays until total_steps, which must be given")
     floor, warmup = config.final_fraction or 0.0, config.warmup_steps
     decaying = (config.total_steps or warmup + 1) - warmup
 

@@ -53,11 +53,14 @@ def load_model(name: str | Path, *, dtype: Any, shardings: Any = None) -> Loaded
     Raises what `inspect_model` raises, and ValueError for files that are damaged or hold other tensors than the
     configuration asks for; in every case before the first weight is read.
     """
-    path = _local(name, _WEIGHT_FILES)
-    config, names, source = _gguf(path) if _is_gguf(path) else _directory(path)
-    check(leaves(config, names), source)
+    config, names, source = _opened(name)
     params = assemble(config, names, source, dtype=dtype, shardings=shardings)
     return LoadedModel(config, params, str(name))
+
+
+def check_model(name: str | Path) -> None:
+    """Fetch the model if it is on the hub, and raise what `load_model` raises before it reads the first weight."""
+    _opened(name)
 
 
 def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
@@ -104,6 +107,14 @@ def _local(name: str | Path, files: list[str]) -> Path:
             f"{name}: not a directory here, and the hub does not give it: {error}. Check the name; for a gated "
             "model, accept its licence and log in with `hf auth login`"
         ) from error
+
+
+def _opened(name: str | Path) -> tuple[ModelConfig, Any, Source]:
+    """Configuration, tensor names and checked source of a model."""
+    path = _local(name, _WEIGHT_FILES)
+    config, names, source = _gguf(path) if _is_gguf(path) else _directory(path)
+    check(leaves(config, names), source)
+    return config, names, source
 
 
 def _gguf(path: Path) -> tuple[ModelConfig, Any, Source]:

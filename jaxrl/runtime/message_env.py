@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import trio
 
 from jaxrl.chat.renderer import Outcome, Renderer
 from jaxrl.chat.transcript import Transcript, act, begin, observe
@@ -23,6 +24,8 @@ from jaxrl.env import (
     StopCondition,
 )
 from jaxrl.types import StopReason, Task
+
+_CLOSE_SECONDS = 30.0  # how long an env that is not going to be used may take to close
 
 
 class EnvFromMessageEnv(Env):
@@ -74,6 +77,10 @@ class EnvFromMessageEnv(Env):
         """Close the MessageEnv."""
         await self.message_env.close()
 
+    def describe(self) -> str:
+        """The MessageEnv's name."""
+        return type(self.message_env).__name__
+
 
 @dataclass(frozen=True)
 class MessageEnvGroupBuilder(EnvGroupBuilder):
@@ -87,8 +94,20 @@ class MessageEnvGroupBuilder(EnvGroupBuilder):
     tags: tuple[str, ...] = ()
 
     async def make_envs(self) -> Sequence[Env]:
-        """One env per member, all of the same task."""
-        return [await self._make_env() for _ in range(self.group_size)]
+        """One env per member, all of the same task. When one cannot be made, those before it are closed."""
+        envs: list[Env] = []
+        try:
+            while len(envs) < self.group_size:
+                envs.append(await self._make_env())
+        except BaseException as error:
+            for env in envs:
+                with trio.move_on_after(_CLOSE_SECONDS, shield=True):
+                    try:
+                        await env.close()
+                    except Exception as second:
+                        error.add_note(f"afterwards {env.describe()} could not be closed: {second!r}")
+            raise
+        return envs
 
     async def _make_env(self) -> Env:
         made = self.env_factory(self.task)

@@ -6,9 +6,10 @@ run (the policy is fail-fast): siblings are cancelled, cleanup runs, and what th
 task, the turn and the env in its notes.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import trio
 
@@ -16,6 +17,9 @@ from jaxrl.env import Env, EnvGroupBuilder
 from jaxrl.runtime.engine import Engine
 from jaxrl.runtime.episode import Limits, episode_seed, run_episode
 from jaxrl.types import Trajectory, TrajectoryGroup, Transition
+
+Release = Callable[[], Awaitable[None]]
+"""A close or a cleanup."""
 
 CLEANUP_SECONDS = 30.0
 """How long one env's close, or one group's cleanup, may take before it is given up."""
@@ -54,40 +58,60 @@ async def run_group(engine: Engine, builder: EnvGroupBuilder, plan: RolloutPlan,
     async def one(member: int, env: Env) -> None:
         seed = episode_seed(*plan.identity, group, member)
         turns: list[Transition] = []
-        try:
-            async with engine.session(group=(*plan.identity, group), seed=seed) as session:
-                reason = await run_episode(env, session, plan.limits, temperature=plan.temperature, transitions=turns)
-        except Exception as error:
-            error.add_note(
-                f"in turn {len(turns) + 1} of {type(env).__name__}, member {member} of group {group}, "
-                f"task {builder.describe()!r}"
-            )
-            raise
-        finally:
-            await _bounded(env.close)
+        where = lambda: f"in turn {len(turns) + 1} of {env.describe()}, member {member}"  # noqa: E731
+        async with _released(env.close, where), engine.session(group=(*plan.identity, group), seed=seed) as session:
+            reason = await run_episode(env, session, plan.limits, temperature=plan.temperature, transitions=turns)
         trajectories[member] = Trajectory(tuple(turns), reason)
 
-    try:
+    async with _released(builder.cleanup, lambda: f"in group {group}, task {builder.describe()!r}"):
         envs = await builder.make_envs()
         async with trio.open_nursery() as nursery:
             for member, env in enumerate(envs):
                 nursery.start_soon(one, member, env)
         ordered = tuple(trajectories[m] for m in range(len(envs)))
         shared = await builder.compute_group_rewards(ordered, envs)
-    finally:
-        await _bounded(builder.cleanup)
+        rewards = tuple(t.reward + extra for t, (extra, _) in zip(ordered, shared, strict=True))
+        if not all(map(math.isfinite, rewards)):
+            raise ValueError(f"rewards {list(rewards)}: each must be a finite number; raise an error to say no reward")
     return TrajectoryGroup(
         trajectories_G=ordered,
-        rewards_G=tuple(t.reward + extra for t, (extra, _) in zip(ordered, shared, strict=True)),
+        rewards_G=rewards,
         metrics_G=tuple(metrics for _, metrics in shared),
         tags=tuple(builder.logging_tags()),
     )
 
 
-async def _bounded(release: Any) -> None:
+@asynccontextmanager
+async def _released(release: Release, where: Callable[[], str]) -> AsyncIterator[None]:
+    """Run a block, then `release`, whether the block ended, failed or was cancelled.
+
+    An error gets the note `where()`. When both fail, the block's error is the one raised; the other is a note of it.
+    """
+    try:
+        try:
+            yield
+        except Exception as error:
+            try:
+                await _bounded(release)
+            except Exception as second:
+                error.add_note(f"afterwards {_name(release)} failed too: {second!r}")
+            raise
+        except BaseException:
+            await _bounded(release)
+            raise
+        await _bounded(release)
+    except Exception as error:
+        error.add_note(where())
+        raise
+
+
+async def _bounded(release: Release) -> None:
     """Run a release to its end although the task is being cancelled, but not for ever."""
     with trio.move_on_after(CLEANUP_SECONDS, shield=True) as scope:
         await release()
     if scope.cancelled_caught:
-        owner = type(getattr(release, "__self__", release)).__name__
-        raise TimeoutError(f"{owner}.{release.__name__} took more than {CLEANUP_SECONDS:g} s and was given up")
+        raise TimeoutError(f"{_name(release)} took more than {CLEANUP_SECONDS:g} s and was given up")
+
+
+def _name(release: Release) -> str:
+    return getattr(release, "__qualname__", repr(release))

@@ -63,7 +63,7 @@ def test_no_clipping() -> None:
         ({"schedule": "cosin"}, "expected one of constant, linear, cosine"),
         ({"total_steps": 5}, "has no effect on schedule='constant'"),
         ({"final_fraction": 0.1}, "has no effect on schedule='constant'"),
-        ({"schedule": "linear"}, "must lie after it"),
+        ({"schedule": "linear", "total_steps": 0}, "must lie after it"),
         ({"schedule": "cosine", "total_steps": 5, "warmup_steps": 5}, "must lie after it"),
         ({"schedule": "linear", "total_steps": 5, "final_fraction": 1.5}, r"in \[0, 1\]"),
         ({"warmup_steps": -1}, "at least 0"),
@@ -76,3 +76,8 @@ def test_no_clipping() -> None:
 def test_I12_errors_teach(knobs: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         OptimizerConfig(**knobs)
+
+
+def test_a_decay_needs_its_end() -> None:
+    with pytest.raises(ValueError, match="decays until total_steps, which must be given"):
+        make_schedule(OptimizerConfig(schedule="cosine"))
