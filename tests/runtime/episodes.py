@@ -67,6 +67,11 @@ Script = Callable[[int, int, Sequence[int]], Sequence[int]]
 """(seed, turn, context) -> the tokens of the turn."""
 
 
+async def nap(seconds: float) -> None:
+    """Sleep; for the `act` of a Counting env."""
+    await trio.sleep(seconds)
+
+
 @dataclass
 class ScriptedSession:
     """What `Session` promises, without a model."""

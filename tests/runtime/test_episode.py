@@ -13,10 +13,10 @@ SAY = 7  # tokens a scripted turn would like to have
 
 
 async def play(env: Env, limits: Limits, capacity: int = 1000) -> tuple[StopReason, list[Transition], ScriptedSession]:
-    engine = ScriptedEngine(lambda seed, turn, context: range(100, 100 + SAY), capacity)
+    engine: Any = ScriptedEngine(lambda seed, turn, context: range(100, 100 + SAY), capacity)
     turns: list[Transition] = []
     async with engine.session(group=None, seed=0) as session:
-        reason = await run_episode(env, session, limits, temperature=1.0, transitions=turns)  # pyright: ignore
+        reason = await run_episode(env, session, limits, temperature=1.0, transitions=turns)
         return reason, turns, session
 
 
@@ -94,11 +94,11 @@ async def test_what_was_finished_is_kept_when_the_env_fails() -> None:
 
     log: list[str] = []
     turns: list[Transition] = []
-    engine = ScriptedEngine(lambda *_: (1,))
-    with pytest.raises(ConnectionError):
-        async with engine.session(group=None, seed=0) as session:
-            env = Counting(0, log, turns=9, act=act)
-            await run_episode(env, session, Limits(5), temperature=1.0, transitions=turns)  # pyright: ignore
+    env = Counting(0, log, turns=9, act=act)
+    engine: Any = ScriptedEngine(lambda *_: (1,))
+    async with engine.session(group=None, seed=0) as session:
+        with pytest.raises(ConnectionError):
+            await run_episode(env, session, Limits(5), temperature=1.0, transitions=turns)
     assert len(turns) == 3
 
 

@@ -2,13 +2,13 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import trio
-from episodes import ENGINE, TALKER, CountingBuilder, ScriptedEngine, talker
+from episodes import ENGINE, TALKER, CountingBuilder, ScriptedEngine, nap, talker
 
 from jaxrl.algo.aggregate import token_weights
 from jaxrl.algo.batch import pack
@@ -23,7 +23,7 @@ PLAN = RolloutPlan((0, "train", 0), Limits(6))
 PLACES = ["make_envs", "initial_observation", "step", "close", "compute_group_rewards", "cleanup"]
 
 
-def scripted() -> ScriptedEngine:
+def scripted() -> Any:
     return ScriptedEngine(lambda seed, turn, context: (40 + seed % 50, 41 + turn))
 
 
@@ -42,11 +42,11 @@ def prompts(count: int, **fields: Any) -> list[CountingBuilder]:
 async def test_a_group_is_in_the_order_of_its_envs_whoever_finishes_first() -> None:
     def act(where: str, member: int) -> Any:
         if where == "step":
-            return trio.sleep(0.02 * (3 - member))
+            return nap(0.02 * (3 - member))
         return None
 
     log: list[str] = []
-    group = await run_group(scripted(), CountingBuilder(log, act=act), PLAN, group=4)  # pyright: ignore
+    group = await run_group(scripted(), CountingBuilder(log, act=act), PLAN, group=4)
     assert [t.reward for t in group.trajectories_G] == [0.0, 1.0, 2.0]
     assert group.rewards_G == (0.5, 1.5, 2.5)
     assert group.metrics_G == ({"bonus": 0.5},) * 3
@@ -56,7 +56,7 @@ async def test_a_group_is_in_the_order_of_its_envs_whoever_finishes_first() -> N
 
 async def test_cleanup_never_runs_under_a_live_episode() -> None:
     log: list[str] = []
-    await run_group(scripted(), CountingBuilder(log), PLAN, group=0)  # pyright: ignore
+    await run_group(scripted(), CountingBuilder(log), PLAN, group=0)
     assert log[-2:] == ["compute_group_rewards", "cleanup"]
     assert Counter(line.split()[0] for line in log) == {
         "make_envs": 1,
@@ -70,7 +70,7 @@ async def test_cleanup_never_runs_under_a_live_episode() -> None:
 
 async def test_I14_members_start_from_one_observation_and_share_the_engines_prompt() -> None:
     engine = scripted()
-    groups = await run_batch(engine, prompts(3), PLAN)  # pyright: ignore
+    groups = await run_batch(engine, prompts(3), PLAN)
     for builder, group in zip(prompts(3), groups, strict=True):
         assert {t.transitions[0].observation for t in group.trajectories_G} == {builder.prompt}
         assert len(group.trajectories_G) == builder.size
@@ -81,8 +81,9 @@ async def test_I14_members_start_from_one_observation_and_share_the_engines_prom
 @pytest.mark.parametrize("survivors", [0, 1])
 async def test_groups_that_are_too_small_or_cut_short_are_groups_too(survivors: int) -> None:
     plan = RolloutPlan((0,), Limits(6))
+    short: Any = ScriptedEngine(lambda *_: (1,), 20)
     builder = CountingBuilder([], size=survivors, prompt=(1,) * 20)
-    group = await run_group(ScriptedEngine(lambda *_: (1,), 20), builder, plan, group=0)  # pyright: ignore
+    group = await run_group(short, builder, plan, group=0)
     assert [t.stop_reason for t in group.trajectories_G] == [StopReason.CONTEXT_OVERFLOW] * survivors
     assert [t.transitions for t in group.trajectories_G] == [()] * survivors
     data, metrics = training_data([group], "mean", overlong_masking=False)
@@ -97,7 +98,7 @@ async def test_a_reward_that_is_no_number_is_an_error_not_a_group_without_signal
             return [(0.0, {}), (reward, {})]
 
     with pytest.raises(ValueError, match=r"rewards \[0.0, (nan|inf)\]: each must be a finite number") as caught:
-        await run_group(scripted(), Broken([], size=2), PLAN, group=7)  # pyright: ignore
+        await run_group(scripted(), Broken([], size=2), PLAN, group=7)
     assert "in group 7, task 'count'" in caught.value.__notes__
 
 
@@ -160,17 +161,23 @@ def breaks(place: str, member: int) -> Callable[[str, int], Any]:
     def act(where: str, who: int) -> Any:
         if where == place and who in (member, -1):
             raise Broken(place)
-        return trio.sleep(1000) if where == "step" and place in ("initial_observation", "step") else None
+        return nap(1000) if where == "step" and place in ("initial_observation", "step") else None
 
     return act
 
 
-def leaves(error: BaseException, notes: tuple[str, ...] = ()) -> list[tuple[BaseException, list[str]]]:
-    """The errors in a group, each with its notes and those of its groups."""
-    notes += tuple(getattr(error, "__notes__", ()))
-    if isinstance(error, BaseExceptionGroup):
-        return [leaf for inner in error.exceptions for leaf in leaves(inner, notes)]
-    return [(error, list(notes))]
+async def failure(run: Awaitable[Any]) -> tuple[BaseException, list[str]]:
+    """The one error inside the groups that `run` raises, with its notes and theirs."""
+    try:
+        await run
+    except Exception as raised:
+        error: BaseException = raised
+        notes: list[str] = list(getattr(raised, "__notes__", ()))
+        while isinstance(error, BaseExceptionGroup):
+            (error,) = error.exceptions
+            notes += getattr(error, "__notes__", ())
+        return error, notes
+    pytest.fail("nothing was raised")
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -181,11 +188,9 @@ async def test_I9_whatever_raises_everything_is_closed_once_and_the_error_is_wha
     engine = scripted()
     builders = [
         CountingBuilder(logs[0], act=breaks(place, 1), name="the task"),
-        CountingBuilder(logs[1], act=lambda where, member: trio.sleep(1000) if where == "step" else None),
+        CountingBuilder(logs[1], act=lambda where, member: nap(1000) if where == "step" else None),
     ]
-    with pytest.raises(BaseException) as caught:
-        await run_batch(engine, builders, PLAN)  # pyright: ignore
-    ((error, notes),) = leaves(caught.value)
+    error, notes = await failure(run_batch(engine, builders, PLAN))
     assert isinstance(error, Broken)
     assert str(error) == place
     assert "in group 0, task 'the task'" in notes
@@ -208,9 +213,7 @@ async def test_I9_a_failing_close_does_not_hide_the_error_before_it() -> None:
         if where in ("step", "close", "cleanup") and member in (1, -1):
             raise Broken(where)
 
-    with pytest.raises(BaseException) as caught:
-        await run_group(scripted(), CountingBuilder([], size=2, act=act), PLAN, group=0)  # pyright: ignore
-    ((error, notes),) = leaves(caught.value)
+    error, notes = await failure(run_group(scripted(), CountingBuilder([], size=2, act=act), PLAN, group=0))
     assert str(error) == "step"
     assert "afterwards Counting.close failed too: Broken('close')" in notes
     assert "afterwards CountingBuilder.cleanup failed too: Broken('cleanup')" in notes
@@ -219,12 +222,10 @@ async def test_I9_a_failing_close_does_not_hide_the_error_before_it() -> None:
 @pytest.mark.parametrize("place", ["close", "cleanup"])
 async def test_I9_a_release_that_hangs_is_given_up(place: str, autojump_clock: trio.abc.Clock) -> None:
     def act(where: str, member: int) -> Any:
-        return trio.sleep(10_000) if where == place and member in (1, -1) else None
+        return nap(10_000) if where == place and member in (1, -1) else None
 
     log: list[str] = []
-    with pytest.raises(BaseException) as caught:
-        await run_group(scripted(), CountingBuilder(log, act=act), PLAN, group=0)  # pyright: ignore
-    ((error, _),) = leaves(caught.value)
+    error, _ = await failure(run_group(scripted(), CountingBuilder(log, act=act), PLAN, group=0))
     assert isinstance(error, TimeoutError)
     assert str(error).startswith({"close": "Counting.close took", "cleanup": "CountingBuilder.cleanup took"}[place])
     assert trio.current_time() == CLEANUP_SECONDS
@@ -239,16 +240,16 @@ async def test_I9_a_cancelled_group_is_closed_although_closing_takes_time(
 
     def act(where: str, member: int) -> Any:
         async def release() -> None:
-            await trio.sleep(5)
+            await nap(5)
             finished.append(f"{where} {member}")
 
         if where == place:
-            return trio.sleep(1000)
+            return nap(1000)
         return release() if where in ("close", "cleanup") else None
 
     engine = scripted()
     with trio.move_on_after(3) as scope:
-        await run_batch(engine, [CountingBuilder([], size=2, act=act)], PLAN)  # pyright: ignore
+        await run_batch(engine, [CountingBuilder([], size=2, act=act)], PLAN)
     assert scope.cancelled_caught
     closed = [] if place == "make_envs" else ["close 0", "close 1"]
     assert sorted(finished) == ["cleanup -1", *closed]
@@ -264,9 +265,8 @@ async def test_I9_a_real_engine_has_no_session_and_no_slot_left() -> None:
             return None
 
         async with open_engine(TALKER, talker(), config=ENGINE) as engine:
-            with pytest.raises(BaseException) as caught:
-                await run_batch(engine, [*prompts(3), CountingBuilder([], act=act)], PLAN)
-            assert [type(e) for e, _ in leaves(caught.value)] == [Broken]
+            error, _ = await failure(run_batch(engine, [*prompts(3), CountingBuilder([], act=act)], PLAN))
+            assert isinstance(error, Broken)
             assert (engine.live_sessions, engine.slots_in_use) == (0, 0)
             with trio.move_on_after(0.005):
                 await run_batch(engine, prompts(4, turns=8), PLAN)

@@ -1,0 +1,181 @@
+"""The training state: one update a batch, what is sampled is what is trained, and a step that diverged says so."""
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from episodes import TALKER, talker
+
+from jaxrl.algo.optimizer import OptimizerConfig
+from jaxrl.algo.step import TrainState
+from jaxrl.models.lora import LoraConfig
+from jaxrl.runtime.checkpoint import Checkpointer
+from jaxrl.runtime.learner import Learner, Objective, Packing, trained_tokens
+from jaxrl.types import Datum
+
+LORA = LoraConfig(rank=2, alpha=4.0)
+
+
+def make(lora: LoraConfig | None = LORA, **options: Any) -> Learner:
+    given = {"objective": Objective("ppo", "token_mean"), "packing": Packing((32, 64), 2), **options}
+    return Learner(TALKER, talker().params, lora=lora, optimizer=OptimizerConfig(1e-2), **given)
+
+
+@pytest.fixture(scope="module")
+def _compiled() -> tuple[Learner, TrainState]:
+    """One learner for the module, because a new one traces its step anew, and a copy of its first state."""
+    learner = make()
+    return learner, copied(learner.state)
+
+
+@pytest.fixture
+def learner(_compiled: tuple[Learner, TrainState]) -> Learner:
+    """A learner in its first state."""
+    learner, start = _compiled
+    learner.restore(copied(start))
+    return learner
+
+
+def copied(state: TrainState) -> TrainState:
+    """A state of its own arrays: an update donates those it is given."""
+    return jax.tree.map(lambda x: jnp.array(x, copy=True), state)
+
+
+def datums(count: int, seed: int = 0, longest: int = 30) -> list[Datum]:
+    """Random sequences, half of each trained, advantages of both signs."""
+    rng = np.random.default_rng(seed)
+    data = []
+    for episode in range(count):
+        n = int(rng.integers(5, longest))
+        mask = np.arange(n) >= n // 2
+        data.append(
+            Datum(
+                tokens=rng.integers(0, 256, n).astype(np.int32),
+                mask=mask,
+                logprobs=np.where(mask, -5.0, 0.0).astype(np.float32),
+                advantages=np.where(mask, (-1.0) ** episode, 0.0).astype(np.float32),
+                versions=np.where(mask, 0, -1).astype(np.int32),
+                group=episode // 2,
+                episode=episode,
+            )
+        )
+    return data
+
+
+def arrays(tree: Any) -> list[np.ndarray]:
+    return [np.array(x) for x in jax.tree.leaves(tree)]
+
+
+def same(a: Any, b: Any) -> bool:
+    return all(np.array_equal(x, y) for x, y in zip(arrays(a), arrays(b), strict=True))
+
+
+@pytest.mark.parametrize("lora", [True, False])
+def test_an_update_moves_what_is_trained_and_nothing_else(learner: Learner, lora: bool) -> None:
+    learner = learner if lora else make(None)
+    before, base = arrays(learner.state.params), arrays(learner.weights.params)
+    metrics = learner.update(datums(6))
+    assert learner.step == 1
+    assert metrics["optim/tokens"] == trained_tokens(datums(6)) > 0
+    assert metrics["optim/grad_norm"] > 0
+    assert metrics["optim/lr"] == pytest.approx(1e-2)
+    assert metrics["data/datums"] == 6.0
+    assert 0 < metrics["data/padding_fraction"] < 1
+    assert not all(np.array_equal(a, b) for a, b in zip(before, arrays(learner.state.params), strict=True))
+    assert same(learner.weights.params, base) == lora, "the base is never trained under LoRA"
+
+
+def test_I15_the_weights_to_sample_from_are_the_arrays_that_are_trained(learner: Learner) -> None:
+    learner.update(datums(2))
+    assert learner.weights.adapter is learner.state.params
+    full = make(None)
+    assert full.weights.params is full.state.params
+    assert full.weights.adapter is None
+    assert (learner.lora_scale, full.lora_scale) == (2.0, 1.0)
+
+
+def test_a_batch_without_datums_changes_nothing(learner: Learner) -> None:
+    before = arrays(learner.state)
+    assert learner.update([]) == {"data/datums": 0.0}
+    assert same(before, learner.state)
+
+
+def test_a_step_that_diverges_raises_and_leaves_the_parameters(learner: Learner) -> None:
+    learner.update(datums(4))
+    before = arrays((learner.state.params, learner.state.opt_state))
+    broken = [replace(d, advantages=np.where(d.mask, np.inf, 0.0).astype(np.float32)) for d in datums(4)]
+    with pytest.raises(FloatingPointError, match=r"step 2: loss or gradient is not finite; .* Lower the learning rate"):
+        learner.update(broken)
+    assert same(before, (learner.state.params, learner.state.opt_state))
+    assert np.isfinite(learner.update(datums(4, seed=1))["optim/loss"])
+
+
+def test_a_sequence_that_no_row_holds_is_named(learner: Learner) -> None:
+    with pytest.raises(ValueError, match=r"a datum of group 0, episode 0 has 80 tokens .* widest row has 64"):
+        learner.update([replace(d, tokens=np.resize(d.tokens, 80), **resized(d)) for d in datums(1)])
+
+
+def resized(d: Datum) -> dict[str, np.ndarray]:
+    return {name: np.resize(getattr(d, name), 80) for name in ("mask", "logprobs", "advantages", "versions")}
+
+
+def test_I11_a_batch_of_any_size_uses_one_of_the_declared_shapes(learner: Learner) -> None:
+    for count in (1, 2, 5, 7, 8, 3):
+        learner.update(datums(count, seed=count))
+    few = learner.compilations
+    assert few <= 3, "1, 2 or 4 micro-batches of one width"
+    learner.update(datums(6, seed=99))
+    assert learner.compilations == few
+
+
+def test_I10_a_restored_state_goes_on_bit_for_bit(learner: Learner, tmp_path: Any) -> None:
+    with Checkpointer(tmp_path) as checkpoints:
+        metrics = []
+        for i in range(4):
+            metrics.append(learner.update(datums(4, seed=i)))
+            if learner.step == 2:
+                checkpoints.save(2, learner.state)
+        straight = arrays(learner.state)
+        state, _ = checkpoints.restore(2, learner.abstract_state())
+    assert isinstance(state, TrainState)
+    learner.restore(state)
+    assert learner.step == 2
+    assert [learner.update(datums(4, seed=i)) for i in (2, 3)] == metrics[2:]
+    assert same(learner.state, straight)
+
+
+def test_the_seed_makes_the_adapter() -> None:
+    assert same(make(seed=3).state.params, make(seed=3).state.params)
+    assert not same(make(seed=3).state.params, make(seed=4).state.params)
+    assert all(x.dtype == jnp.float32 for x in jax.tree.leaves(make().state.params))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"loss": "pppo", "aggregation": "token_mean"}, "loss 'pppo' does not exist; did you mean ppo"),
+        ({"loss": "ppo", "aggregation": "token_men"}, "did you mean token_mean"),
+        ({"loss": "reinforce", "aggregation": "token_mean", "loss_config": {"clip_low_threshold": 0.5}}, "no effect"),
+        ({"loss": "ppo", "aggregation": "token_mean", "aggregation_constant": 5.0}, "would have no effect"),
+        ({"loss": "ppo", "aggregation": "seq_mean_token_sum_norm"}, "divides by a constant length"),
+    ],
+)
+def test_I12_an_objective_is_checked_when_it_is_written_down(arguments: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Objective(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"widths": ()}, r"packing.widths=\(\): expected at least one"),
+        ({"widths": (0, 5)}, r"packing.widths=\(0, 5\): expected at least one width, each at least 1"),
+        ({"widths": (5,), "rows": 0}, "packing.rows=0: expected at least 1"),
+    ],
+)
+def test_I12_shapes_of_nothing_are_refused(arguments: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Packing(**arguments)
