@@ -2,20 +2,22 @@
 
 from envs.tool_use.answers import read_answer
 from envs.tool_use.calculator import calculate
-from envs.tool_use.demonstration import demonstrate
+from envs.tool_use.demonstration import demonstrate, misread
 from envs.tool_use.facts import Split, facts
-from envs.tool_use.game import INSTRUCTIONS, ToolUseEnv, make_env
+from envs.tool_use.game import INSTRUCTIONS, TOOLS, ToolUseEnv, make_env
 from envs.tool_use.tasks import LEVELS, pool, tasks
 
 __all__ = [
     "INSTRUCTIONS",
     "LEVELS",
+    "TOOLS",
     "Split",
     "ToolUseEnv",
     "calculate",
     "demonstrate",
     "facts",
     "make_env",
+    "misread",
     "pool",
     "read_answer",
     "tasks",

