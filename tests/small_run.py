@@ -8,11 +8,13 @@ As a program it starts such a run and dies in the middle, without a chance to ti
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxrl.algo.optimizer import OptimizerConfig
 from jaxrl.chat.tokenizer import byte_tokenizer
@@ -24,6 +26,7 @@ from jaxrl.runtime.engine import EngineConfig
 from jaxrl.runtime.learner import Packing
 from jaxrl.runtime.log import MetricsLog
 from jaxrl.runtime.policy import save_policy
+from jaxrl.runtime.warm_start import Demonstration, Demonstrator, WarmStart
 from jaxrl.train import Config, TaskDatasets, main
 from jaxrl.types import Message, Task
 
@@ -57,6 +60,20 @@ class Late(MessageEnv):
 def make_late(task: Task) -> Late:
     """The env factory."""
     return Late()
+
+
+@dataclass(frozen=True)
+class Alphabet(Demonstrator):
+    """Says one late letter a turn."""
+
+    first: int = ord("n")
+
+    def play(self, rng: np.random.Generator) -> Demonstration:
+        said = [Message("assistant", chr(int(c))) for c in rng.integers(self.first, ord("z") + 1, 2)]
+        return Demonstration([Message("user", "Say 1."), said[0], Message("user", "on"), said[1]])
+
+
+WARM = WarmStart(Alphabet(), steps=3, batch_size=4)
 
 
 def write_model(folder: Path) -> str:
@@ -108,8 +125,8 @@ if __name__ == "__main__":
     def die(self: MetricsLog, step: int, metrics: Mapping[str, Any]) -> None:
         """The worst moment: a step's metrics are on disk, its checkpoint is not."""
         write(self, step, metrics)
-        if step == int(last):
+        if step == int(last) and self.path.parent == Path(log_path):  # the warm start has a log too
             os._exit(9)
 
     MetricsLog.write = die
-    main(small(model, Path(log_path)))
+    main(small(model, Path(log_path), warm_start=WARM))

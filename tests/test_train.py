@@ -14,7 +14,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 import trio
-from small_run import TASKS, Late, make_late, small, write_model
+from small_run import TASKS, WARM, Late, make_late, small, write_model
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -26,7 +26,6 @@ from jaxrl.runtime.engine import EngineConfig
 from jaxrl.runtime.learner import Packing
 from jaxrl.runtime.log import read_metrics
 from jaxrl.runtime.message_env import MessageEnvDataset
-from jaxrl.runtime.warm_start import Demonstration, Demonstrator, WarmStart
 from jaxrl.train import Config, _the_one, describe, main, one_line_errors, parse, train_multi_turn
 from jaxrl.types import Message, StopReason, Task
 
@@ -54,7 +53,7 @@ def finished(model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of four steps; beside it lies what it said."""
     folder = tmp_path_factory.mktemp("runs")
     with (folder / "said.txt").open("w") as said, contextlib.redirect_stderr(said):
-        return main(small(model, folder / "finished"))
+        return main(small(model, folder / "finished", warm_start=WARM))
 
 
 def checkpoint(run: Path, step: int) -> dict[str, np.ndarray]:
@@ -129,7 +128,9 @@ def test_progress_and_what_was_learned_are_said(finished: Path) -> None:
 # --- I10 ------------------------------------------------------------------------------------------
 
 
-def test_I10_killed_and_resumed_is_the_run_that_was_never_killed(finished: Path, model: str, tmp_path: Path) -> None:
+def test_I10_killed_and_resumed_is_the_run_that_was_never_killed(
+    finished: Path, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = tmp_path / "killed"
     here = Path(__file__).parent
     environment = os.environ | {"JAX_NUM_CPU_DEVICES": "8", "JAX_NUMPY_DTYPE_PROMOTION": "strict"}
@@ -140,7 +141,8 @@ def test_I10_killed_and_resumed_is_the_run_that_was_never_killed(finished: Path,
     with Checkpointer(run / "checkpoints") as checkpoints:
         assert checkpoints.latest() == 2, "and before its checkpoint"
 
-    assert main(small(model, run, behavior_if_log_dir_exists="resume")) == run
+    monkeypatch.setattr("jaxrl.train.run_warm_start", lambda *_, **__: pytest.fail("warm-started again"))
+    assert main(small(model, run, warm_start=WARM, behavior_if_log_dir_exists="resume")) == run
     assert timeless(run) == timeless(finished)
     straight, resumed = checkpoint(finished, 4), checkpoint(run, 4)
     assert straight.keys() == resumed.keys()
@@ -154,12 +156,12 @@ def test_I10_killed_and_resumed_is_the_run_that_was_never_killed(finished: Path,
 
 def test_I10_a_finished_run_that_is_resumed_changes_nothing(finished: Path, model: str) -> None:
     before = (finished / "metrics.jsonl").read_bytes()
-    main(small(model, finished, behavior_if_log_dir_exists="resume"))
+    main(small(model, finished, warm_start=WARM, behavior_if_log_dir_exists="resume"))
     assert (finished / "metrics.jsonl").read_bytes() == before
 
 
 def test_I10_another_configuration_is_not_resumed(finished: Path, model: str) -> None:
-    changed = small(model, finished, behavior_if_log_dir_exists="resume", learning_rate=0.5)
+    changed = small(model, finished, warm_start=WARM, behavior_if_log_dir_exists="resume", learning_rate=0.5)
     with pytest.raises(ValueError, match=r"differs in what changes training\n  learning_rate: was 0.01, now 0.5"):
         main(changed)
 
@@ -258,31 +260,13 @@ def test_I9_which_error_is_the_one() -> None:
 # --- warm start -----------------------------------------------------------------------------------
 
 
-class Alphabet(Demonstrator):
-    """Says one late letter a turn."""
-
-    def play(self, rng: np.random.Generator) -> Demonstration:
-        said = [Message("assistant", chr(int(c))) for c in rng.integers(110, 123, 2)]
-        return Demonstration([Message("user", "Say 1."), said[0], Message("user", "on"), said[1]])
-
-
-def test_a_warm_start_is_kept_and_a_resumed_run_starts_from_it(
-    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    options = {
-        "warm_start": WarmStart(Alphabet(), steps=3, batch_size=4),
-        "optimizer": OptimizerConfig(),
-        "data": {"val_tasks": ()},
-    }
-    run = main(small(model, tmp_path / "run", max_steps=1, **options))
-    losses = [m["optim/loss"] for m in read_metrics(run / "warm_start" / "metrics.jsonl")]
+def test_a_warm_start_learns_and_is_kept(finished: Path) -> None:
+    losses = [m["optim/loss"] for m in read_metrics(finished / "warm_start" / "metrics.jsonl")]
     assert len(losses) == 3
     assert losses[-1] < losses[0]
-    assert sorted(p.name for p in (run / "warm_start").iterdir()) == ["metrics.jsonl", "model"]
-
-    monkeypatch.setattr("jaxrl.train.run_warm_start", lambda *_, **__: pytest.fail("warm-started again"))
-    main(small(model, run, max_steps=2, behavior_if_log_dir_exists="resume", **options))
-    assert [m["step"] for m in read_metrics(run / "metrics.jsonl")] == [0, 1]
+    assert sorted(p.name for p in (finished / "warm_start").iterdir()) == ["metrics.jsonl", "model"]
+    config = json.loads((finished / "config.json").read_text())
+    assert config["warm_start"]["demonstrator"] == {"type": "Alphabet", "first": 110}
 
 
 # --- I12: refused before a weight is read ---------------------------------------------------------
