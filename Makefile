@@ -27,7 +27,7 @@ help:
 	@sed -n '3,6s/^#   //p' Makefile
 
 quickstart: .venv/installed
-	$(PY) -m recipes.quickstart $(ARGS)
+	$(PY) -m recipes.guess_number log_path=runs/quickstart behavior_if_log_dir_exists=delete $(ARGS)
 
 test: .venv/installed
 	$(PY) -m pytest -m "not full" $(PYTEST_ARGS)

@@ -10,10 +10,12 @@ the first task's prompt, the run directory.
 
 import dataclasses
 import math
+import re
+import shutil
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AsyncExitStack, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,6 +23,8 @@ import chz
 import jax
 import jax.numpy as jnp
 import trio
+from chz.blueprint._entrypoint import EntrypointException, EntrypointHelpException
+from jax.sharding import Mesh
 from rich.console import Console
 
 from jaxrl.algo.optimizer import OptimizerConfig
@@ -30,18 +34,19 @@ from jaxrl.chat.renderer import Renderer
 from jaxrl.env import EnvFactory, EnvGroupBuilder, RLDataset, RLDatasetBuilder
 from jaxrl.models.config import ModelConfig
 from jaxrl.models.lora import LoraConfig
+from jaxrl.models.sharding import make_mesh
 from jaxrl.models.spec import Params
 from jaxrl.runtime.checkpoint import Checkpointer
 from jaxrl.runtime.engine import EngineConfig, open_engine
 from jaxrl.runtime.episode import Limits
-from jaxrl.runtime.learner import Learner, Objective, Packing
+from jaxrl.runtime.learner import Learner, MeshShape, Objective, Packing
 from jaxrl.runtime.log import MetricsLog, Progress, held_out, read_metrics
 from jaxrl.runtime.loop import Run, Sampling, Schedule, train_loop
 from jaxrl.runtime.message_env import MessageEnvDataset
-from jaxrl.runtime.policy import load_policy, policy_config, policy_tokenizer, save_policy
+from jaxrl.runtime.policy import check_policy, load_policy, policy_config, policy_tokenizer, save_policy
 from jaxrl.runtime.report import write_report
 from jaxrl.runtime.run_dir import RunDir, open_run_dir
-from jaxrl.runtime.warm_start import WarmStart, run_warm_start
+from jaxrl.runtime.warm_start import Demonstrator, WarmStart, run_warm_start
 from jaxrl.types import Task
 
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
@@ -74,6 +79,8 @@ class Config:
     thinking: Literal["keep", "strip"] | None = chz.field(default=None, doc="thoughts of earlier turns")
     engine: EngineConfig = chz.field(default_factory=EngineConfig, doc="capacity and shapes of the sampler")
     packing: Packing | None = chz.field(default=None, doc="shapes of a training batch; None fits engine.context")
+    mesh: MeshShape = chz.field(default_factory=MeshShape, doc="devices along each axis")
+    remat: bool = chz.field(default=True, doc="compute activations again in the backward pass; False is faster")
     dtype: str | None = chz.field(default=None, doc="of the base: float32 or bfloat16; None is what suits the device")
     seed: int = chz.field(default=0, doc="every random number of the run follows from it")
     eval_every: int = chz.field(default=20, doc="steps between held-out evaluations; 0 is first and last only")
@@ -95,7 +102,10 @@ def parse(arguments: Sequence[str], **defaults: Any) -> Config:
     given = [argument.split("=", 1)[0] for argument in arguments]
     flat = {key: value for name, default in defaults.items() for key, value in _flat(name, default)}
     kept = {key: v for key, v in flat.items() if not any(key == g or key.startswith(f"{g}.") for g in given)}
-    return chz.Blueprint(Config).apply(kept).make_from_argv(list(arguments))
+    try:
+        return chz.Blueprint(Config).apply(kept).make_from_argv(list(arguments))
+    except ValueError as error:  # chz says in a note which argument it was; the command shows messages only
+        raise ValueError(" ".join([str(error), *map(str.strip, getattr(error, "__notes__", ()))])) from error
 
 
 def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -116,8 +126,15 @@ def main(config: Config) -> Path:
     was closed.
     """
     plan = _checked(config)
-    with _unwrapped():
+    failure = None
+    try:
         trio.run(_run, config, plan, restrict_keyboard_interrupt_to_checkpoints=True)
+    except BaseExceptionGroup as group:
+        failure = _the_one(group)
+        if failure is None:
+            raise
+    if failure is not None:
+        raise failure  # here and not above, where the group would become its context
     _say_how_it_went(plan.run_dir, Console(stderr=True))
     return plan.run_dir.path
 
@@ -170,6 +187,7 @@ class _Plan:
     packing: Packing
     limits: Limits
     dtype: Any
+    mesh: Mesh | None
     steps: int
     run_dir: RunDir
 
@@ -182,13 +200,30 @@ def _checked(config: Config) -> _Plan:
         raise ValueError(f"temperature={config.temperature}: training needs one above 0; greedy samples teach nothing")
     if config.max_steps is not None and config.max_steps < 1:
         raise ValueError(f"max_steps={config.max_steps}: expected at least 1, or None for one pass over the data")
+    for name in ("eval_every", "save_every", "num_groups_to_log", "seed"):
+        if getattr(config, name) < 0:
+            raise ValueError(f"{name}={getattr(config, name)}: expected 0 or more")
+    if config.eval_temperature is not None and not config.eval_temperature >= 0:
+        raise ValueError(f"eval_temperature={config.eval_temperature}: expected 0 (greedy) or more")
+    dtype = _dtype(config.dtype)
     model = policy_config(config.model_name)
     if config.engine.context > model.max_positions:
         raise ValueError(
             f"engine.context={config.engine.context} exceeds the {model.max_positions} positions that "
             f"{config.model_name} was made for; lower it"
         )
+    packing = config.packing or _default_packing(config.engine)
+    if max(packing.widths) < config.engine.context - 1:
+        raise ValueError(
+            f"packing.widths={packing.widths} has no row for an episode that fills engine.context="
+            f"{config.engine.context}; add a width of {config.engine.context}, or lower the context"
+        )
     tokenizer = policy_tokenizer(config.model_name)
+    if tokenizer.vocab_size > model.vocab_size:
+        raise ValueError(
+            f"the tokenizer of {config.model_name} has {tokenizer.vocab_size} ids, its model only {model.vocab_size}; "
+            "they do not belong together"
+        )
     renderer = renderer_for(tokenizer, config.renderer_name, thinking=config.thinking)
     train, test = trio.run(_datasets, config, renderer)
     steps = len(train) if config.max_steps is None else config.max_steps
@@ -196,6 +231,8 @@ def _checked(config: Config) -> _Plan:
         raise ValueError(
             f"max_steps={steps}, but the training data has {len(train)} batches; lower it, or give more tasks"
         )
+    optimizer = _optimizer(config, steps)
+    check_policy(config.model_name)
     return _Plan(
         model=model,
         renderer=renderer,
@@ -203,10 +240,11 @@ def _checked(config: Config) -> _Plan:
         test=test,
         objective=objective,
         advantage=variant,
-        optimizer=_optimizer(config, steps),
-        packing=config.packing or _default_packing(config.engine),
+        optimizer=optimizer,
+        packing=packing,
         limits=limits,
-        dtype=_dtype(config.dtype),
+        dtype=dtype,
+        mesh=_mesh(config.mesh),
         steps=steps,
         run_dir=open_run_dir(config.log_path, config.behavior_if_log_dir_exists, config=describe(config)),
     )
@@ -223,6 +261,11 @@ def _objective(config: Config) -> tuple[str, Objective]:
 
 def _optimizer(config: Config, steps: int) -> OptimizerConfig:
     """The optimizer with the run's learning rate, and the run's length for a schedule that decays."""
+    if config.optimizer.learning_rate not in (OptimizerConfig().learning_rate, config.learning_rate):
+        raise ValueError(
+            f"optimizer.learning_rate={config.optimizer.learning_rate} has no effect: set learning_rate, which is "
+            f"{config.learning_rate}"
+        )
     chosen = dataclasses.replace(config.optimizer, learning_rate=config.learning_rate)
     if chosen.schedule != "constant" and chosen.total_steps is None:
         chosen = dataclasses.replace(chosen, total_steps=steps)
@@ -240,6 +283,13 @@ def _dtype(name: str | None) -> Any:
     return DTYPES[name]
 
 
+def _mesh(shape: MeshShape) -> Mesh | None:
+    """The device mesh; None for one device."""
+    if shape == MeshShape():
+        return None
+    return make_mesh(shape.data, shape.fsdp, shape.tensor)
+
+
 async def _datasets(config: Config, renderer: Renderer) -> tuple[RLDataset, RLDataset | None]:
     """Build the datasets and open the first episode, to see that it can be played at all."""
     train, test = await config.dataset_builder(renderer)
@@ -250,23 +300,32 @@ async def _datasets(config: Config, renderer: Renderer) -> tuple[RLDataset, RLDa
 
 
 async def _try_first(builder: EnvGroupBuilder, context: int) -> None:
-    envs = await builder.make_envs()
     try:
-        if len(envs) < 2:
-            raise ValueError(
-                f"group_size={len(envs)}: an episode is judged against the others of its group, so a group of one "
-                "teaches nothing; use at least 2"
-            )
-        observation, _ = await envs[0].initial_observation()
-        if len(observation) >= context:
-            raise ValueError(
-                f"the prompt of the first task has {len(observation)} tokens, which leaves no room to answer in "
-                f"engine.context={context}: {builder.describe()!r}. Raise engine.context or shorten the prompt"
-            )
-    finally:
+        members, prompt = await _look_at(builder)
+    except Exception as error:
+        error.add_note(f"in a first look, before training, at task {builder.describe()!r}")
+        raise
+    if members < 2:
+        raise ValueError(
+            f"group_size={members}: an episode is judged against the others of its group, so a group of one teaches "
+            "nothing; use at least 2"
+        )
+    if prompt >= context:
+        raise ValueError(
+            f"the prompt of the first task has {prompt} tokens, which leaves no room to answer in "
+            f"engine.context={context}: {builder.describe()!r}. Raise engine.context or shorten the prompt"
+        )
+
+
+async def _look_at(builder: EnvGroupBuilder) -> tuple[int, int]:
+    """How many members the group has, and how many tokens its prompt."""
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(builder.cleanup)
+        envs = await builder.make_envs()
         for env in envs:
-            await env.close()
-        await builder.cleanup()
+            stack.push_async_callback(env.close)
+        observation, _ = await envs[0].initial_observation() if envs else ((), ())
+        return len(envs), len(observation)
 
 
 # --- the run -------------------------------------------------------------------------------------
@@ -325,6 +384,8 @@ def _make_learner(config: Config, plan: _Plan) -> Learner:
         optimizer=plan.optimizer,
         packing=plan.packing,
         temperature=config.temperature,
+        remat=config.remat,
+        mesh=plan.mesh,
         seed=config.seed,
     )
 
@@ -333,8 +394,8 @@ def _load_or_warm_start(config: Config, plan: _Plan) -> tuple[ModelConfig, Param
     """The base of the run. A warm start is kept in the run directory, so that a resumed run starts from the same."""
     kept = plan.run_dir.path / "warm_start"
     if config.warm_start is not None and (kept / "model").is_dir():
-        return load_policy(str(kept / "model"), dtype=plan.dtype)
-    model, params = load_policy(config.model_name, dtype=plan.dtype, seed=config.seed)
+        return load_policy(str(kept / "model"), dtype=plan.dtype, mesh=plan.mesh)
+    model, params = load_policy(config.model_name, dtype=plan.dtype, seed=config.seed, mesh=plan.mesh)
     if config.warm_start is None:
         return model, params
     kept.mkdir(exist_ok=True)
@@ -346,9 +407,15 @@ def _load_or_warm_start(config: Config, plan: _Plan) -> tuple[ModelConfig, Param
         packing=plan.packing,
         seed=config.seed,
         log=kept / "metrics.jsonl",
+        remat=config.remat,
+        mesh=plan.mesh,
+        checkpoint=trio.from_thread.check_cancelled,
     )
-    save_policy(kept / "model", model, params, plan.renderer.tokenizer)
-    return load_policy(str(kept / "model"), dtype=plan.dtype)
+    part = kept / "model.part"
+    shutil.rmtree(part, ignore_errors=True)
+    save_policy(part, model, params, plan.renderer.tokenizer)
+    part.rename(kept / "model")
+    return load_policy(str(kept / "model"), dtype=plan.dtype, mesh=plan.mesh)
 
 
 # --- what the user sees --------------------------------------------------------------------------
@@ -368,30 +435,37 @@ def _say_how_it_went(run_dir: RunDir, console: Console) -> None:
     console.print(f"report: {run_dir.report}\ncurve:  {run_dir.curve}", markup=False, soft_wrap=True)
 
 
-@contextmanager
-def _unwrapped() -> Iterator[None]:
-    """Let the one error that ended a run out of the nested groups that nurseries wrap it in.
+def _the_one(group: BaseExceptionGroup) -> BaseException | None:
+    """The one error that ended a run, out of the nested groups that nurseries wrap it in; None when it takes several.
 
-    Several errors stay a group. Ctrl-C reaches the main task at a checkpoint; with it, everything else is a
-    consequence.
+    Ctrl-C reaches the main task at a checkpoint; with it, everything else is a consequence, and so is what was raised
+    by something that was being cancelled. Consequences become notes of the error, as do the notes of its groups.
     """
-    try:
-        yield
-    except BaseExceptionGroup as group:
-        interrupts, others = group.split(KeyboardInterrupt)
-        chosen = interrupts or others
-        leaves = list(_leaves(chosen)) if chosen else []
-        if interrupts or len(leaves) == 1:
-            raise leaves[0] from None
-        raise
+    leaves = list(_leaves(group))
+    interrupts = [error for error in leaves if isinstance(error, KeyboardInterrupt)]
+    causes = interrupts or [error for error in leaves if not _while_cancelled(error)] or leaves
+    if not interrupts and len(causes) > 1:
+        return None
+    for error in leaves:
+        if error is not causes[0]:
+            causes[0].add_note(f"afterwards, while everything was closed: {error!r}")
+    return causes[0]
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:
-    if isinstance(error, BaseExceptionGroup):
-        for inner in error.exceptions:
-            yield from _leaves(inner)
-    else:
+    if not isinstance(error, BaseExceptionGroup):
         yield error
+        return
+    for inner in error.exceptions:
+        for note in getattr(error, "__notes__", ()):
+            inner.add_note(note)
+        yield from _leaves(inner)
+
+
+def _while_cancelled(error: BaseException | None) -> bool:
+    while error is not None and not isinstance(error, trio.Cancelled):
+        error = error.__context__
+    return error is not None
 
 
 @contextmanager
@@ -402,7 +476,10 @@ def one_line_errors() -> Iterator[None]:
     except KeyboardInterrupt:
         print("interrupted; the last checkpoint is whole: behavior_if_log_dir_exists=resume goes on", file=sys.stderr)
         sys.exit(128 + signal.SIGINT)
-    except (ValueError, FileNotFoundError) as error:
+    except EntrypointHelpException as text:
+        print(text)
+        sys.exit(0)
+    except (EntrypointException, ValueError, FileNotFoundError) as error:
         if getattr(error, "__notes__", None):
             raise  # it comes from inside an episode: whoever wrote the env needs the traceback
         print(f"error: {error}", file=sys.stderr)
@@ -415,11 +492,15 @@ def describe(config: Any) -> Any:
         return {f: describe(getattr(config, f)) for f in chz.chz_fields(config)}
     if dataclasses.is_dataclass(config) and not isinstance(config, type):
         fields = {f.name: describe(getattr(config, f.name)) for f in dataclasses.fields(config)}
-        return {"type": type(config).__qualname__, **fields} if isinstance(config, RLDatasetBuilder) else fields
+        named = isinstance(config, (RLDatasetBuilder, Demonstrator))
+        return {"type": type(config).__qualname__, **fields} if named else fields
     if isinstance(config, Mapping):
         return {str(k): describe(v) for k, v in config.items()}
     if isinstance(config, (list, tuple)):
         return [describe(v) for v in config]
     if isinstance(config, float) and not math.isfinite(config):
         return str(config)
-    return config if config is None or isinstance(config, (bool, int, float, str)) else repr(config)
+    return config if config is None or isinstance(config, (bool, int, float, str)) else _ADDRESS.sub("", repr(config))
+
+
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # differs from process to process, so a resumed run would look changed

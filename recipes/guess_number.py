@@ -3,8 +3,8 @@
     python -m recipes.guess_number                        a tiny model, built and warm-started in place
     python -m recipes.guess_number model_name=<model> warm_start=None learning_rate=1e-4
 
-The warm start imitates a poor player (mostly random guesses), so the form of the game is known and the way to win
-is not; what the held-out success gains after it is the work of RL.
+The warm start imitates a poor player, who halves what is left in some turns and stubbornly names the top of the range
+in the others. So the form of the game is known, and winning is not; what held-out success gains is the work of RL.
 """
 
 from dataclasses import dataclass
@@ -27,11 +27,11 @@ from jaxrl.train import command
 class GuessNumber(RLDatasetBuilder):
     """Games of one size: `batch_size` secrets a step, `group_size` games a secret, `test_games` held out."""
 
-    high: int = 32
-    turns: int = 6
+    high: int = 30
+    turns: int = 5
     batch_size: int = 16
     group_size: int = 8
-    steps: int = 60
+    steps: int = 50
     test_games: int = 128
     seed: int = 0
 
@@ -49,41 +49,43 @@ class GuessNumber(RLDatasetBuilder):
 
 @dataclass(frozen=True)
 class PoorPlayer(Demonstrator):
-    """Plays like a beginner: bisects a `strength` of its turns, guesses anything in the range in the others."""
+    """Bisects in a `strength` of its turns, and names the top of the range in the others."""
 
-    high: int = 32
-    turns: int = 6
-    strength: float = 0.25
+    high: int = 30
+    turns: int = 5
+    strength: float = 0.6
 
     def play(self, rng: np.random.Generator) -> Demonstration:
         """One game with a random secret."""
         seed = int(rng.integers(2**31))
         (task,) = guess_number.tasks("train", 1, high=self.high, turns=self.turns, seed=seed)
-        return Demonstration(guess_number.demonstrate(task, guess_number.mixed_player(self.strength), rng))
+        player = guess_number.mixed_player(self.strength, weak=guess_number.stubborn_player)
+        return Demonstration(guess_number.demonstrate(task, player, rng))
 
 
 DEFAULTS = {
     "dataset_builder": GuessNumber(),
     "model_name": "tiny",
-    "warm_start": WarmStart(PoorPlayer()),
+    "warm_start": WarmStart(PoorPlayer(), steps=80),
     "log_path": "runs/guess_number",
     "learning_rate": 2e-3,
-    "lora": LoraConfig(rank=16, alpha=16),
+    "lora": LoraConfig(rank=16, alpha=16.0),
     "optimizer": OptimizerConfig(),
     "max_tokens": 8,
     "max_turns": 8,
     "eval_every": 10,
     "engine": EngineConfig(
         slots=128,
-        context=256,
+        context=160,
         prompts=16,
-        prompt_context=64,
+        prompt_context=32,
         decode_steps=8,
-        extend_lengths=(32, 64),
+        extend_lengths=(16, 32),
         row_buckets=(32,),
-        position_buckets=(128,),
+        position_buckets=(80,),
     ),
-    "packing": Packing(widths=(192, 256), rows=16),
+    "packing": Packing(widths=(96, 160), rows=16),
+    "remat": False,
 }
 
 if __name__ == "__main__":

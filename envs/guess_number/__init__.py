@@ -8,6 +8,7 @@ from envs.guess_number.players import (
     demonstrate,
     mixed_player,
     random_player,
+    stubborn_player,
 )
 from envs.guess_number.tasks import Split, tasks
 
@@ -23,5 +24,6 @@ __all__ = [
     "opening",
     "random_player",
     "read_guess",
+    "stubborn_player",
     "tasks",
 ]

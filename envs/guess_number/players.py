@@ -55,6 +55,11 @@ def consistent_player(messages: Sequence[Message], rng: np.random.Generator) -> 
     return int(rng.integers(low, top + 1))
 
 
+def stubborn_player(messages: Sequence[Message], rng: np.random.Generator) -> int:
+    """Always the top of the range, whatever it was told: a guess wasted."""
+    return possible(messages).high
+
+
 def bisecting_player(messages: Sequence[Message], rng: np.random.Generator) -> int:
     """The middle of what is possible: optimal, and deterministic."""
     low, top, _ = possible(messages)

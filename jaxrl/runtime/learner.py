@@ -11,12 +11,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from jaxrl.algo.aggregate import check_aggregation, token_weights
 from jaxrl.algo.batch import choose_width, pack, padding_fraction
 from jaxrl.algo.loss import make_loss
 from jaxrl.algo.optimizer import OptimizerConfig
-from jaxrl.algo.step import TrainState, init_state, make_train_step
+from jaxrl.algo.step import TrainState, init_state, make_train_step, state_shardings
 from jaxrl.models import spec
 from jaxrl.models.config import ModelConfig
 from jaxrl.models.lora import LoraConfig, lora_specs
@@ -49,6 +50,21 @@ class Packing:
     widths: tuple[int, ...]
     rows: int = 8
 
+    def __post_init__(self) -> None:
+        if not self.widths or min(self.widths) < 1:
+            raise ValueError(f"packing.widths={self.widths}: expected at least one width, each at least 1")
+        if self.rows < 1:
+            raise ValueError(f"packing.rows={self.rows}: expected at least 1")
+
+
+@dataclass(frozen=True)
+class MeshShape:
+    """Devices along each axis: `data` and `fsdp` split the batch, `fsdp` and `tensor` the weights."""
+
+    data: int = 1
+    fsdp: int = 1
+    tensor: int = 1
+
 
 class Learner:
     """Owns the training state. `params` of the state is the adapter under LoRA, else the whole model."""
@@ -64,18 +80,20 @@ class Learner:
         packing: Packing,
         temperature: float = 1.0,
         remat: bool = True,
+        mesh: Mesh | None = None,
         seed: int = 0,
     ) -> None:
         self.lora_scale = lora.scale if lora else 1.0
         self._objective, self._packing = objective, packing
         loss = make_loss(objective.loss, objective.loss_config)
-        self._step = make_train_step(model, lora, loss, optimizer, temperature=temperature, remat=remat)
+        self._step = make_train_step(model, lora, loss, optimizer, temperature=temperature, remat=remat, mesh=mesh)
         if lora is None:
             self._base, start = None, base
         else:
             key = jax.random.fold_in(jax.random.key(seed), _ADAPTER_STREAM)
-            self._base, start = base, spec.init(lora_specs(model, lora), jnp.dtype(jnp.float32), key=key)
-        self.state = init_state(optimizer, start)
+            self._base, start = base, spec.init(lora_specs(model, lora), jnp.float32, key=key)
+        where = None if mesh is None else state_shardings(model, lora, optimizer, mesh)
+        self.state = init_state(optimizer, start, shardings=where)
 
     @property
     def weights(self) -> Weights:

@@ -43,7 +43,8 @@ def _env_metrics(prefix: str, groups_P: Sequence[TrajectoryGroup]) -> dict[str, 
 
 def _by_group(groups_P: Sequence[TrajectoryGroup]) -> dict[str, float]:
     """Shares of groups whose rewards differ, are all at the batch's highest, or all at its lowest or between."""
-    spreads = [np.ptp(g.rewards_G) > REWARD_TOLERANCE for g in groups_P if g.rewards_G]
+    groups_P = [g for g in groups_P if g.rewards_G]
+    spreads = [np.ptp(g.rewards_G) > REWARD_TOLERANCE for g in groups_P]
     best = max((r for g in groups_P for r in g.rewards_G), default=0.0)
     good = [not mixed and g.rewards_G[0] >= best - REWARD_TOLERANCE for mixed, g in zip(spreads, groups_P, strict=True)]
     return {
@@ -54,17 +55,20 @@ def _by_group(groups_P: Sequence[TrajectoryGroup]) -> dict[str, float]:
 
 
 def _measured(groups_P: Sequence[TrajectoryGroup]) -> dict[str, float]:
-    """What envs and group rewards reported: the mean over the episodes that reported it, turns of one added up."""
-    seen: dict[str, list[float]] = defaultdict(list)
+    """What envs and group rewards reported, summed over an episode's turns, averaged over all episodes.
+
+    An episode that did not get as far as reporting a number counts as 0: a success rate over the finished episodes
+    only would flatter a policy whose other episodes were cut short.
+    """
+    totals: dict[str, float] = defaultdict(float)
+    episodes = 0
     for group in groups_P:
         for trajectory, extra in zip(group.trajectories_G, group.metrics_G, strict=True):
-            sums: dict[str, float] = defaultdict(float)
+            episodes += 1
             for metrics in [*(t.metrics for t in trajectory.transitions), extra]:
                 for name, value in metrics.items():
-                    sums[name] += float(value)
-            for name, value in sums.items():
-                seen[name].append(value)
-    return {name: _mean(values) for name, values in sorted(seen.items())}
+                    totals[name] += float(value)
+    return {name: total / episodes for name, total in sorted(totals.items())}
 
 
 def _observed(groups_P: Sequence[TrajectoryGroup]) -> int:

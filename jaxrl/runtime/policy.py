@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
+from jax.sharding import Mesh
 
+from jaxrl.algo.step import base_shardings
 from jaxrl.chat.tokenizer import Tokenizer, byte_tokenizer, wrap
 from jaxrl.models import spec
 from jaxrl.models.config import ModelConfig, tiny
 from jaxrl.models.export import save_hf
-from jaxrl.models.load import inspect_model, load_model, load_tokenizer
+from jaxrl.models.load import check_model, inspect_model, load_model, load_tokenizer
 from jaxrl.models.spec import Params, param_specs
 
 TINY = "tiny"
@@ -28,6 +29,12 @@ def policy_config(name: str) -> ModelConfig:
     return tiny(byte_tokenizer().vocab_size) if name == TINY else inspect_model(name)
 
 
+def check_policy(name: str) -> None:
+    """Raise what `load_policy` would raise before it reads the first weight: damaged files, missing tensors."""
+    if name != TINY:
+        check_model(name)
+
+
 def policy_tokenizer(name: str) -> Tokenizer:
     """The model's tokenizer. Errors: those of `models.load.load_tokenizer`."""
     if name == TINY or _is_bytes(name):
@@ -35,13 +42,14 @@ def policy_tokenizer(name: str) -> Tokenizer:
     return wrap(load_tokenizer(name))
 
 
-def load_policy(name: str, *, dtype: Any, seed: int = 0) -> tuple[ModelConfig, Params]:
-    """Configuration and weights in `dtype`. `seed` makes the weights of "tiny"."""
-    if name == TINY:
-        config = policy_config(name)
-        return config, spec.init(param_specs(config), jnp.dtype(dtype), key=jax.random.key(seed))
-    loaded = load_model(name, dtype=dtype)
-    return loaded.config, loaded.params
+def load_policy(name: str, *, dtype: Any, seed: int = 0, mesh: Mesh | None = None) -> tuple[ModelConfig, Params]:
+    """Configuration and weights in `dtype`, spread over `mesh`. `seed` makes the weights of "tiny"."""
+    config = policy_config(name)
+    where = None if mesh is None else base_shardings(config, mesh)
+    if name != TINY:
+        return config, load_model(name, dtype=dtype, shardings=where).params
+    params = spec.init(param_specs(config), dtype, key=jax.random.key(seed))
+    return config, params if where is None else jax.device_put(params, where)
 
 
 def save_policy(path: str | Path, config: ModelConfig, params: Params, tokenizer: Tokenizer) -> None:

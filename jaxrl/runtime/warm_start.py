@@ -5,11 +5,12 @@ the very contexts that rollouts will see; the reinforcement learning that follow
 """
 
 import abc
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from jax.sharding import Mesh
 
 from jaxrl.algo.optimizer import OptimizerConfig
 from jaxrl.chat.renderer import Renderer
@@ -56,9 +57,22 @@ class WarmStart:
 
 
 def run_warm_start(
-    config: WarmStart, model: ModelConfig, params: Params, renderer: Renderer, *, packing: Packing, seed: int, log: Path
+    config: WarmStart,
+    model: ModelConfig,
+    params: Params,
+    renderer: Renderer,
+    *,
+    packing: Packing,
+    seed: int,
+    log: Path,
+    remat: bool = True,
+    mesh: Mesh | None = None,
+    checkpoint: Callable[[], None] = lambda: None,
 ) -> Params:
-    """The parameters after `config.steps` supervised steps, float32. Metrics go to the file `log`. Blocks."""
+    """The parameters after `config.steps` supervised steps, float32. Metrics go to the file `log`. Blocks.
+
+    checkpoint: called before every step; it raises to stop (`trio.from_thread.check_cancelled`, in a thread of trio's).
+    """
     optimizer = OptimizerConfig(
         learning_rate=config.learning_rate,
         schedule="cosine",
@@ -72,10 +86,13 @@ def run_warm_start(
         objective=Objective("cross_entropy", "token_mean"),
         optimizer=optimizer,
         packing=packing,
+        remat=remat,
+        mesh=mesh,
     )
     batches = _batches(config, renderer, seed)
     with MetricsLog(log) as metrics_log, Progress(config.steps, label="warm start") as progress:
         for step in range(config.steps):
+            checkpoint()
             metrics = learner.update(next(batches))
             metrics_log.write(step, metrics)
             progress.update(step, metrics)

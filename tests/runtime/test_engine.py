@@ -132,14 +132,17 @@ async def test_I7_the_same_run_twice_is_the_same_to_the_bit(policy: SmallPolicy)
 
 async def test_I11_no_length_turn_count_or_batch_size_compiles_beyond_the_budget(policy: SmallPolicy) -> None:
     async with serve(policy) as engine:
-        await play_all(engine, MIXED)
-        for count in (1, 3, 8):
-            await play_all(engine, [(None, s) for s in range(count)], turns=1 + count)
-        warm = engine.compilations
-        await play_all(engine, [(g, 1000 + 7 * g + m) for g in (1, 3) for m in range(3)], turns=7)
-        assert engine.compilations <= engine.config.compile_budget
-        await play_all(engine, [(g, 1000 + 7 * g + m) for g in (1, 3) for m in range(3)], turns=7)
-        assert engine.compilations <= warm + 4, "a repeated shape compiled again"
+
+        async def everything() -> None:
+            await play_all(engine, MIXED)
+            for count in (1, 3, 5):
+                await play_all(engine, [(None, s) for s in range(count)], turns=1 + count)
+
+        await everything()
+        compiled = engine.compilations
+        assert 0 < compiled <= engine.config.compile_budget
+        await everything()
+        assert engine.compilations == compiled, "a shape that was seen before compiled again"
 
 
 async def test_turns_stop_at_token_ids_strings_budgets_and_the_context(policy: SmallPolicy) -> None:
@@ -313,14 +316,14 @@ def test_decoding_copies_no_cache(policy: SmallPolicy) -> None:
             original = engine._decode
 
             def spy(*args: Any, **kwargs: Any) -> Any:
-                seen.update(args=args, kwargs=kwargs)
+                if kwargs["positions"] is None:
+                    seen.update(args=args, kwargs=kwargs)
                 return original(*args, **kwargs)
 
             engine._decode = spy
-            await play_all(engine, [(None, s) for s in range(32)], turns=8)
-            shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (seen["args"], seen["kwargs"]["store"]))
-            arguments = {**seen["kwargs"], "store": shapes[1], "positions": None}
-            compiled = original.lower(*shapes[0], **arguments).compile()
+            await play_all(engine, [(None, s) for s in range(32)], turns=12)
+            store_shape = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), engine._main)
+            compiled = original.lower(*seen["args"], **{**seen["kwargs"], "store": store_shape}).compile()
             store = sum(x.nbytes for x in jax.tree.leaves(engine._main))
             return compiled.memory_analysis().temp_size_in_bytes, store
 
