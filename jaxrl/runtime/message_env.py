@@ -5,6 +5,7 @@ Knows renderers and both environment interfaces; knows nothing of engines, budge
 
 import inspect
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,7 +26,7 @@ from jaxrl.env import (
 )
 from jaxrl.types import StopReason, Task
 
-_CLOSE_SECONDS = 30.0  # how long an env that is not going to be used may take to close
+_CLOSE_SECONDS = 30.0
 
 
 class EnvFromMessageEnv(Env):
@@ -82,6 +83,12 @@ class EnvFromMessageEnv(Env):
         return type(self.message_env).__name__
 
 
+async def _close(env: Env) -> None:
+    """Close an env that nobody is going to use, also while being cancelled, but not for ever."""
+    with trio.move_on_after(_CLOSE_SECONDS, shield=True):
+        await env.close()
+
+
 @dataclass(frozen=True)
 class MessageEnvGroupBuilder(EnvGroupBuilder):
     """`group_size` attempts at one task, each in a fresh env of `env_factory`."""
@@ -96,17 +103,11 @@ class MessageEnvGroupBuilder(EnvGroupBuilder):
     async def make_envs(self) -> Sequence[Env]:
         """One env per member, all of the same task. When one cannot be made, those before it are closed."""
         envs: list[Env] = []
-        try:
+        async with AsyncExitStack() as made:
             while len(envs) < self.group_size:
                 envs.append(await self._make_env())
-        except BaseException as error:
-            for env in envs:
-                with trio.move_on_after(_CLOSE_SECONDS, shield=True):
-                    try:
-                        await env.close()
-                    except Exception as second:
-                        error.add_note(f"afterwards {env.describe()} could not be closed: {second!r}")
-            raise
+                made.push_async_callback(_close, envs[-1])
+            made.pop_all()  # from here on they are the group's to close
         return envs
 
     async def _make_env(self) -> Env:
