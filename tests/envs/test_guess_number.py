@@ -16,6 +16,7 @@ from envs.guess_number import (
     mixed_player,
     random_player,
     read_guess,
+    stubborn_player,
     tasks,
 )
 from jaxrl.env import MessageStepResult
@@ -246,3 +247,15 @@ def test_players_read_the_conversation_through_wasted_guesses():
 def test_wrong_mixtures_are_refused(options: dict):
     with pytest.raises(ValueError, match="expected"):
         mixed_player(**options)
+
+
+@pytest.mark.parametrize(("high", "turns", "p"), [(30, 5, 0.6), (15, 4, 0.55)])
+def test_a_stubborn_player_wastes_its_guesses(high: int, turns: int, p: float) -> None:
+    """Only bisecting turns narrow anything: k of them find 2^k - 1 of the secrets, k binomial, and the top is luck."""
+    player = mixed_player(p, weak=stubborn_player)
+    rng = np.random.default_rng(0)
+    games = tasks("train", 4000, high=high, turns=turns)
+    won = [demonstrate(t, player, rng)[-1].content == str(t.target) for t in games]
+    expected = ((1 + p) ** turns - 1) / high
+    lucky = 1 / high
+    assert expected - 0.03 < np.mean(won) < expected + lucky + 0.03

@@ -1,0 +1,26 @@
+"""The program in the README is run, shortened: what a newcomer copies has to work."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+README = (Path(__file__).parent.parent / "README.md").read_text()
+
+
+@pytest.mark.full
+def test_the_program_in_the_readme_runs_and_learns_the_letter(tmp_path: Path) -> None:
+    (program,) = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+    assert len(program.splitlines()) <= 45
+    shorter = program.replace("steps=30", "steps=20").replace("* 160", "* 64").replace("runs/", f"{tmp_path}/")
+    assert shorter != program
+    exec(compile(shorter, "README.md", "exec"), {"__name__": "readme"})
+    lines = (tmp_path / "letter" / "metrics.jsonl").read_text().splitlines()
+    assert len(lines) == 8
+    assert (tmp_path / "letter" / "report.html").is_file()
+
+
+def test_the_commands_in_the_readme_are_targets_of_the_makefile() -> None:
+    makefile = (Path(__file__).parent.parent / "Makefile").read_text()
+    for target in set(re.findall(r"make ([a-z-]+)", README)):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
