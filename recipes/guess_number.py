@@ -66,7 +66,7 @@ class PoorPlayer(Demonstrator):
 DEFAULTS = {
     "dataset_builder": GuessNumber(),
     "model_name": "tiny",
-    "warm_start": WarmStart(PoorPlayer(), steps=80),
+    "warm_start": WarmStart(PoorPlayer(), steps=80, batch_size=32),
     "log_path": "runs/guess_number",
     "learning_rate": 2e-3,
     "lora": LoraConfig(rank=16, alpha=16.0),
@@ -77,12 +77,12 @@ DEFAULTS = {
     "engine": EngineConfig(
         slots=128,
         context=160,
-        prompts=16,
-        prompt_context=32,
+        prompts=0,  # twenty tokens are not worth programs of their own
+        prompt_context=1,
         decode_steps=8,
         extend_lengths=(16, 32),
-        row_buckets=(32,),
-        position_buckets=(80,),
+        row_buckets=(128,),
+        position_buckets=(160,),
     ),
     "packing": Packing(widths=(96, 160), rows=16),
     "remat": False,

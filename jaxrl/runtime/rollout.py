@@ -7,7 +7,7 @@ task, the turn and the env in its notes.
 """
 
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -55,19 +55,20 @@ async def run_group(engine: Engine, builder: EnvGroupBuilder, plan: RolloutPlan,
     """All episodes of one group, in the order of its envs, with their rewards."""
     trajectories: dict[int, Trajectory] = {}
 
-    async def one(member: int, env: Env) -> None:
+    async def one(member: int, env: Env, prompt: Hashable | None) -> None:
         seed = episode_seed(*plan.identity, group, member)
         turns: list[Transition] = []
         where = lambda: f"in turn {len(turns) + 1} of {env.describe()}, member {member}"  # noqa: E731
-        async with _released(env.close, where), engine.session(group=(*plan.identity, group), seed=seed) as session:
+        async with _released(env.close, where), engine.session(group=prompt, seed=seed) as session:
             reason = await run_episode(env, session, plan.limits, temperature=plan.temperature, transitions=turns)
         trajectories[member] = Trajectory(tuple(turns), reason)
 
     async with _released(builder.cleanup, lambda: f"in group {group}, task {builder.describe()!r}"):
         envs = await builder.make_envs()
+        prompt = (*plan.identity, group) if len(envs) > 1 else None  # nobody to share it with
         async with trio.open_nursery() as nursery:
             for member, env in enumerate(envs):
-                nursery.start_soon(one, member, env)
+                nursery.start_soon(one, member, env, prompt)
         ordered = tuple(trajectories[m] for m in range(len(envs)))
         shared = await builder.compute_group_rewards(ordered, envs)
         rewards = tuple(t.reward + extra for t, (extra, _) in zip(ordered, shared, strict=True))

@@ -24,7 +24,7 @@ class EngineConfig:
 
     slots: int = 64  # episodes that decode together
     context: int = 1024  # positions an episode may hold, its prompt included
-    prompts: int = 16  # group prompts kept at once
+    prompts: int = 16  # group prompts kept at once; 0 shares none, which saves programs where prompts are short
     prompt_context: int = 512  # positions of a prompt that are shared; what is longer is prefilled per episode
     members: int = 8  # episodes that may share one prompt
     decode_steps: int = 16  # tokens drawn per row between two visits of the host
@@ -35,8 +35,9 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         for name in ("slots", "context", "prompts", "prompt_context", "members", "decode_steps"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"engine.{name}={getattr(self, name)}: expected at least 1")
+            least = 0 if name == "prompts" else 1
+            if getattr(self, name) < least:
+                raise ValueError(f"engine.{name}={getattr(self, name)}: expected at least {least}")
         if self.prompt_context > self.context:
             raise ValueError(
                 f"engine.prompt_context={self.prompt_context} is larger than engine.context={self.context}: "
@@ -59,7 +60,9 @@ class EngineConfig:
 
     @property
     def prompt_positions(self) -> tuple[int, ...]:
-        """Position buckets of the prompt store, ascending."""
+        """Position buckets of the prompt store, ascending; none without one."""
+        if not self.prompts:
+            return ()
         return tuple(sorted({p for p in self.positions if p < self.prompt_context} | {self.prompt_context}))
 
     @property
