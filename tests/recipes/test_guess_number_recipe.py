@@ -53,8 +53,8 @@ def test_I9_I10_ctrl_c_leaves_a_run_that_can_be_continued_and_no_process(tmp_pat
     assert [m["step"] for m in steps] == list(range(done + 1))
     assert (run / "checkpoints" / str(done + 1)).is_dir()
     assert (run / "report.html").is_file()
-    assert "test/env/all/success" in steps[0]
-    assert "test/env/all/success" in steps[-1]
+    assert "test/env/all/reward/total" in steps[0]
+    assert "test/env/all/reward/total" in steps[-1]
 
 
 def processes(group: int) -> list[int]:
