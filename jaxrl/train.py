@@ -57,7 +57,7 @@ class Config:
     """Everything a run depends on. Nested fields are set with dots: optimizer.schedule=cosine."""
 
     model_name: str = chz.field(doc="Hugging Face directory or hub id, a .gguf file, or 'tiny'")
-    dataset_builder: RLDatasetBuilder = chz.field(doc="what to train on, and what to hold out")
+    dataset_builder: RLDatasetBuilder | None = chz.field(default=None, doc="what to train on, and what to hold out")
     log_path: str = chz.field(doc="directory of the run")
     behavior_if_log_dir_exists: Literal["ask", "resume", "delete", "raise"] = chz.field(
         default="ask", doc="when log_path holds a run already"
@@ -144,7 +144,7 @@ def train_multi_turn(
 ) -> Path:
     """`main` for tasks and a factory of message-level envs, made anew for every episode.
 
-    dataset: fields of `TaskDatasets`, such as batch_size and group_size. `config.dataset_builder` is not read.
+    dataset: fields of `TaskDatasets`, such as batch_size and group_size; they replace `config.dataset_builder`.
     """
     builder = TaskDatasets(tuple(tasks), env_factory, tuple(val_tasks), **dataset)
     return main(chz.replace(config, dataset_builder=builder))
@@ -194,6 +194,8 @@ class _Plan:
 
 def _checked(config: Config) -> _Plan:
     """Everything that can fail without a model's weights, cheapest first."""
+    if config.dataset_builder is None:
+        raise ValueError("dataset_builder is not given: name what to train on, or call train_multi_turn with tasks")
     variant, objective = _objective(config)
     limits = Limits(config.max_tokens, config.max_turns, config.max_sampled_tokens)
     if not config.temperature > 0:
@@ -217,6 +219,11 @@ def _checked(config: Config) -> _Plan:
         raise ValueError(
             f"packing.widths={packing.widths} has no row for an episode that fills engine.context="
             f"{config.engine.context}; add a width of {config.engine.context}, or lower the context"
+        )
+    if packing.rows % (config.mesh.data * config.mesh.fsdp):
+        raise ValueError(
+            f"packing.rows={packing.rows} do not divide among mesh.data={config.mesh.data} times mesh.fsdp="
+            f"{config.mesh.fsdp} devices; make it a multiple of {config.mesh.data * config.mesh.fsdp}"
         )
     tokenizer = policy_tokenizer(config.model_name)
     if tokenizer.vocab_size > model.vocab_size:
@@ -292,6 +299,7 @@ def _mesh(shape: MeshShape) -> Mesh | None:
 
 async def _datasets(config: Config, renderer: Renderer) -> tuple[RLDataset, RLDataset | None]:
     """Build the datasets and open the first episode, to see that it can be played at all."""
+    assert config.dataset_builder is not None
     train, test = await config.dataset_builder(renderer)
     if not len(train):
         raise ValueError("the training dataset is empty: give at least one batch of tasks")

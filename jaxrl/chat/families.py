@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import Any
 
+from jinja2 import TemplateError
+
 from jaxrl.chat.chatml import CHATML, QWEN2_5, QWEN3, SMOLLM2, tool_schema
 from jaxrl.chat.renderer import Family, Renderer, Style, Thinking, build, spell
 from jaxrl.chat.tokenizer import Tokenizer, render_template
@@ -55,7 +57,7 @@ def find_family(name: str) -> Family:
 
 
 def recognise(tokenizer: Tokenizer) -> Family:
-    """The family that writes a few probe conversations exactly as the tokenizer's template does. Needs jinja2."""
+    """The family that writes a few probe conversations exactly as the tokenizer's template does."""
     advice = f"Pass name= one of {', '.join(sorted(RENDERERS))}, or write a family and register_renderer() it."
     template = tokenizer.chat_template
     if template is None:
@@ -106,7 +108,5 @@ def _matches(family: Family, template: str) -> bool:
             == render_template(template, [template_message(m) for m in messages], [tool_schema(t) for t in tools])
             for messages, tools in cases
         )
-    except ImportError:  # jinja2 is missing: not the template's fault
-        raise
-    except Exception:  # a template refuses conversations it cannot write, each in its own way: then it is another one
-        return False
+    except (TemplateError, TypeError, ValueError, LookupError, AttributeError):
+        return False  # templates refuse what they cannot write, each in its own way: then it is another family

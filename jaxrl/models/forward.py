@@ -118,7 +118,7 @@ def hidden_states(
     positions_BT count from 0 in each segment; segments_BT is 1, 2, ... and 0 for padding. `remat` recomputes a
     layer in the backward pass. `constrain` pins the sharding of activations.
     """
-    windows = np.array([_NO_WINDOW if w is None else w for w in config.layer_windows], np.int32)
+    windows = jnp.array([_NO_WINDOW if w is None else w for w in config.layer_windows], jnp.int32)
     windowed = any(w is not None for w in config.layer_windows)
 
     def attend(q: jax.Array, k: jax.Array, v: jax.Array, window: jax.Array) -> jax.Array:

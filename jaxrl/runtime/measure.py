@@ -12,6 +12,7 @@ import numpy as np
 from jaxrl.types import StopReason, TrajectoryGroup
 
 REWARD_TOLERANCE = 1e-6
+GOOD = 0.5  # rewards lie between 0 and 1 by custom
 
 
 def rollout_metrics(groups_P: Sequence[TrajectoryGroup]) -> dict[str, float]:
@@ -42,11 +43,10 @@ def _env_metrics(prefix: str, groups_P: Sequence[TrajectoryGroup]) -> dict[str, 
 
 
 def _by_group(groups_P: Sequence[TrajectoryGroup]) -> dict[str, float]:
-    """Shares of groups whose rewards differ, are all at the batch's highest, or all at its lowest or between."""
+    """Shares of groups whose rewards differ, and of those that agree on more than GOOD, or on less."""
     groups_P = [g for g in groups_P if g.rewards_G]
     spreads = [np.ptp(g.rewards_G) > REWARD_TOLERANCE for g in groups_P]
-    best = max((r for g in groups_P for r in g.rewards_G), default=0.0)
-    good = [not mixed and g.rewards_G[0] >= best - REWARD_TOLERANCE for mixed, g in zip(spreads, groups_P, strict=True)]
+    good = [not mixed and g.rewards_G[0] > GOOD for mixed, g in zip(spreads, groups_P, strict=True)]
     return {
         "by_group/frac_mixed": _mean(spreads),
         "by_group/frac_all_good": _mean(good),
