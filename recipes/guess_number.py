@@ -7,6 +7,7 @@ The warm start imitates a poor player, who halves what is left in some turns and
 in the others. So the form of the game is known, and winning is not; what held-out success gains is the work of RL.
 """
 
+import sys
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,18 +21,18 @@ from jaxrl.runtime.engine import EngineConfig
 from jaxrl.runtime.learner import Packing
 from jaxrl.runtime.message_env import MessageEnvDataset
 from jaxrl.runtime.warm_start import Demonstration, Demonstrator, WarmStart
-from jaxrl.train import command
+from jaxrl.train import Config, main, one_line_errors, parse
 
 
 @dataclass(frozen=True)
 class GuessNumber(RLDatasetBuilder):
     """Games of one size: `batch_size` secrets a step, `group_size` games a secret, `test_games` held out."""
 
-    high: int = 30
-    turns: int = 5
+    high: int = 15
+    turns: int = 4
     batch_size: int = 16
     group_size: int = 8
-    steps: int = 50
+    steps: int = 70
     test_games: int = 128
     seed: int = 0
 
@@ -51,9 +52,9 @@ class GuessNumber(RLDatasetBuilder):
 class PoorPlayer(Demonstrator):
     """Bisects in a `strength` of its turns, and names the top of the range in the others."""
 
-    high: int = 30
-    turns: int = 5
-    strength: float = 0.6
+    high: int = 15
+    turns: int = 4
+    strength: float = 0.5
 
     def play(self, rng: np.random.Generator) -> Demonstration:
         """One game with a random secret."""
@@ -66,11 +67,11 @@ class PoorPlayer(Demonstrator):
 DEFAULTS = {
     "dataset_builder": GuessNumber(),
     "model_name": "tiny",
-    "warm_start": WarmStart(PoorPlayer(), steps=80, batch_size=32),
+    "warm_start": WarmStart(PoorPlayer(), steps=90, batch_size=32),
     "log_path": "runs/guess_number",
-    "learning_rate": 2e-3,
+    "learning_rate": 1.5e-3,
     "lora": LoraConfig(rank=16, alpha=16.0),
-    "optimizer": OptimizerConfig(),
+    "optimizer": OptimizerConfig(max_grad_norm=100.0),  # a batch with one group to learn from takes a small step
     "max_tokens": 8,
     "max_turns": 8,
     "eval_every": 10,
@@ -88,5 +89,21 @@ DEFAULTS = {
     "remat": False,
 }
 
+
+def check_one_game(config: Config) -> None:
+    """Raise ValueError when the player shown in the warm start plays another game than the one to train."""
+    data, player = config.dataset_builder, config.warm_start and config.warm_start.demonstrator
+    if isinstance(data, GuessNumber) and isinstance(player, PoorPlayer):
+        for name in ("high", "turns"):
+            if getattr(data, name) != getattr(player, name):
+                raise ValueError(
+                    f"dataset_builder.{name}={getattr(data, name)}, but warm_start.demonstrator.{name}="
+                    f"{getattr(player, name)}: the warm start would show another game; set both alike"
+                )
+
+
 if __name__ == "__main__":
-    command(**DEFAULTS)
+    with one_line_errors():
+        chosen = parse(sys.argv[1:], **DEFAULTS)
+        check_one_game(chosen)
+        main(chosen)

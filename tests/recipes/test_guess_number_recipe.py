@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pytest
 import trio
 
 from envs.guess_number import read_guess
@@ -15,7 +16,7 @@ from jaxrl.chat.tokenizer import byte_tokenizer
 from jaxrl.runtime.log import read_metrics
 from jaxrl.runtime.message_env import MessageEnvDataset
 from jaxrl.train import main, parse
-from recipes.guess_number import DEFAULTS, GuessNumber, PoorPlayer
+from recipes.guess_number import DEFAULTS, GuessNumber, PoorPlayer, check_one_game
 
 ROOT = Path(__file__).parents[2]
 SMALL = """
@@ -96,3 +97,9 @@ def test_the_poor_player_knows_the_form_and_not_the_way() -> None:
     assert all(read_guess(guess, 8) is not None for guess in guesses)
     lost = [game for game in games if sum(m.role == "assistant" for m in game) == 3]
     assert 10 < len(lost) < 50
+
+
+def test_I12_a_warm_start_of_another_game_is_refused() -> None:
+    config = parse(["dataset_builder.high=20"], **DEFAULTS)
+    with pytest.raises(ValueError, match=r"dataset_builder\.high=20, but warm_start\.demonstrator\.high=15"):
+        check_one_game(config)
