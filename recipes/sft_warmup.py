@@ -27,9 +27,9 @@ from jaxrl.runtime.policy import check_policy, load_policy, policy_config, polic
 from jaxrl.runtime.warm_start import Demonstrator, WarmStart, run_warm_start
 from jaxrl.train import one_line_errors
 from recipes.guess_number import PoorPlayer
-from recipes.tool_use import CarelessPlayer
+from recipes.tool_use import ScriptedPlayer
 
-PLAYERS: dict[str, Demonstrator] = {"guess_number": PoorPlayer(), "tool_use": CarelessPlayer()}
+PLAYERS: dict[str, Demonstrator] = {"guess_number": PoorPlayer(), "tool_use": ScriptedPlayer()}
 
 
 @chz.chz

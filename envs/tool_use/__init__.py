@@ -2,7 +2,7 @@
 
 from envs.tool_use.answers import read_answer
 from envs.tool_use.calculator import calculate
-from envs.tool_use.demonstration import demonstrate, misread
+from envs.tool_use.demonstration import demonstrate
 from envs.tool_use.facts import Split, facts
 from envs.tool_use.game import INSTRUCTIONS, TOOLS, ToolUseEnv, make_env
 from envs.tool_use.tasks import LEVELS, pool, tasks
@@ -17,7 +17,6 @@ __all__ = [
     "demonstrate",
     "facts",
     "make_env",
-    "misread",
     "pool",
     "read_answer",
     "tasks",
