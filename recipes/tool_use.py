@@ -4,8 +4,8 @@
 
 The defaults fit SmolLM2-135M-Instruct on one slow CPU core: questions of level 1, one tool, 16 short episodes a
 step. That model never writes a tool call by itself, so there is nothing to reinforce; a warm start of 10
-demonstrations (5 steps of 2) shows it the form, and leaves it failing half of the time. What the reward gains after that is the
-work of RL. A larger model can be asked more:
+demonstrations (5 steps of 2) shows it the form, and leaves it failing on most keys it has not seen. What the reward
+gains after that is the work of RL: benchmarks/tool_use_smollm2. A larger model can be asked more:
 
     warm_start=None dataset_builder.levels=1,2,3 dataset_builder.tools=list_fact_keys,lookup,calculator max_turns=6
     engine.context=1024 engine.prompt_context=512 packing.widths=512,1024
