@@ -13,8 +13,9 @@ from jaxrl.runtime.schedule import EngineConfig
 from jaxrl.types import Datum, Sample
 
 ENGINE = EngineConfig(
-    slots=4, context=64, prompts=2, prompt_context=16, decode_steps=4, extend_lengths=(16,), position_buckets=(64,)
+    slots=2, context=64, prompts=0, prompt_context=1, decode_steps=4, extend_lengths=(32,), position_buckets=(64,)
 )
+"""Two programs in all: compiling for eight devices is slow."""
 
 
 def learner(policy: SmallPolicy, mesh: jax.sharding.Mesh | None) -> Learner:
@@ -35,7 +36,7 @@ def learner(policy: SmallPolicy, mesh: jax.sharding.Mesh | None) -> Learner:
 async def one_step(trained: Learner) -> tuple[list[Sample], dict[str, float], Sample]:
     """Two turns of an episode, an update on the first, and a turn under the new weights."""
     async with open_engine(MODEL, trained.weights, config=ENGINE, lora_scale=LORA.scale) as engine:
-        async with engine.session(group="g", seed=1) as session:
+        async with engine.session(seed=1) as session:
             turns = [await session.sample(list(range(20)), max_tokens=6), await session.sample([4, 5], max_tokens=6)]
             tokens = np.array(session.tokens, np.int32)
         mask = np.zeros(len(tokens), bool)
