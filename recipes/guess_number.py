@@ -32,7 +32,7 @@ class GuessNumber(RLDatasetBuilder):
     turns: int = 4
     batch_size: int = 16
     group_size: int = 8
-    steps: int = 70
+    steps: int = 100
     test_games: int = 128
     seed: int = 0
 
@@ -54,7 +54,7 @@ class PoorPlayer(Demonstrator):
 
     high: int = 15
     turns: int = 4
-    strength: float = 0.5
+    strength: float = 0.42
 
     def play(self, rng: np.random.Generator) -> Demonstration:
         """One game with a random secret."""
@@ -69,12 +69,12 @@ DEFAULTS = {
     "model_name": "tiny",
     "warm_start": WarmStart(PoorPlayer(), steps=90, batch_size=32),
     "log_path": "runs/guess_number",
-    "learning_rate": 1.5e-3,
+    "learning_rate": 6e-4,
     "lora": LoraConfig(rank=16, alpha=16.0),
     "optimizer": OptimizerConfig(max_grad_norm=100.0),  # a batch with one group to learn from takes a small step
     "max_tokens": 8,
     "max_turns": 8,
-    "eval_every": 10,
+    "eval_every": 20,
     "engine": EngineConfig(
         slots=128,
         context=160,
