@@ -29,10 +29,10 @@ class GuessNumber(RLDatasetBuilder):
     """Games of one size: `batch_size` secrets a step, `group_size` games a secret, `test_games` held out."""
 
     high: int = 15
-    turns: int = 4
+    turns: int = 5
     batch_size: int = 16
     group_size: int = 8
-    steps: int = 100
+    steps: int = 80
     test_games: int = 128
     seed: int = 0
 
@@ -53,8 +53,8 @@ class PoorPlayer(Demonstrator):
     """Bisects in a `strength` of its turns, and names the top of the range in the others."""
 
     high: int = 15
-    turns: int = 4
-    strength: float = 0.42
+    turns: int = 5
+    strength: float = 0.35
 
     def play(self, rng: np.random.Generator) -> Demonstration:
         """One game with a random secret."""
@@ -69,7 +69,7 @@ DEFAULTS = {
     "model_name": "tiny",
     "warm_start": WarmStart(PoorPlayer(), steps=90, batch_size=32),
     "log_path": "runs/guess_number",
-    "learning_rate": 6e-4,
+    "learning_rate": 1e-3,
     "lora": LoraConfig(rank=16, alpha=16.0),
     "optimizer": OptimizerConfig(max_grad_norm=100.0),  # a batch with one group to learn from takes a small step
     "max_tokens": 8,
