@@ -18,7 +18,7 @@ from jaxrl.types import Datum
 FLOAT32 = jnp.dtype(jnp.float32)
 
 
-@pytest.fixture(scope="package", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def quick_to_compile() -> Iterator[None]:
     """These tests compile much and compute little: halve the time. Tests of the compiled text switch it off."""
     jax.config.update("jax_disable_most_optimizations", True)
