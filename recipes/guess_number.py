@@ -32,7 +32,7 @@ class GuessNumber(RLDatasetBuilder):
     turns: int = 5
     batch_size: int = 16
     group_size: int = 8
-    steps: int = 80
+    steps: int = 120
     test_games: int = 128
     seed: int = 0
 
