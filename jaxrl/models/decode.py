@@ -9,6 +9,7 @@ The last token of a row's context has no keys or values yet: it is the first inp
 slots and lengths as arrays, and nothing of sessions, strings or text.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -119,17 +120,7 @@ def extend(
             parts.append(part(q, prompt.k[i], prompt.v[i], mask))
         return merge(parts)
 
-    x = embed(params, tokens_BT)
-    for i, (layer, window) in enumerate(zip(params["layers"], config.layer_windows, strict=True)):
-        x = block(
-            x,
-            layer,
-            at_layer(adapter, i),
-            positions_BT,
-            partial(attend, i=i, window=window),
-            config=config,
-            lora_scale=lora_scale,
-        )
+    _through_layers(params, adapter, tokens_BT, positions_BT, attend, config=config, lora_scale=lora_scale)
     written = KV(k=tuple(k for k, _ in new), v=tuple(v for _, v in new))
     return cache.write(store, rows.slot_B, rows.length_B, written)
 
@@ -180,17 +171,9 @@ def decode(
                 parts.append(_prompt_part(q, prompt.k[i], prompt.v[i], rows, members, positions_B1, window))
             return merge(parts)
 
-        x = embed(params, token_B[:, None])
-        for i, (layer, window) in enumerate(zip(params["layers"], config.layer_windows, strict=True)):
-            x = block(
-                x,
-                layer,
-                at_layer(adapter, i),
-                positions_B1,
-                partial(attend, i=i, window=window),
-                config=config,
-                lora_scale=lora_scale,
-            )
+        x = _through_layers(
+            params, adapter, token_B[:, None], positions_B1, attend, config=config, lora_scale=lora_scale
+        )
         uniform_B = uniforms(draws.seed_B2, draws.draw_B + t)
         next_B, logp_B = draw(logits(params, x[:, 0], config), uniform_B, draws.temperature_B)
 
@@ -215,6 +198,25 @@ def decode(
     state = (jnp.int32(0), draws.token_B, draws.budget_B > 0, nothing, cache.empty(config, b, steps, dtype))
     _, _, _, drawn, tail = lax.while_loop(more, step, state)
     return cache.write(store, rows.slot_B, rows.length_B, tail), drawn
+
+
+def _through_layers(
+    params: Params,
+    adapter: Any,
+    tokens_BT: jax.Array,
+    positions_BT: jax.Array,
+    attend: Callable[..., jax.Array],
+    *,
+    config: ModelConfig,
+    lora_scale: float,
+) -> jax.Array:
+    """Hidden states [B, T, M] of every layer in turn, unrolled: `attend` is told which one it serves."""
+    x = embed(params, tokens_BT)
+    for i, (layer, window) in enumerate(zip(params["layers"], config.layer_windows, strict=True)):
+        attend_here = partial(attend, i=i, window=window)
+        adapter_here = at_layer(adapter, i)
+        x = block(x, layer, adapter_here, positions_BT, attend_here, config=config, lora_scale=lora_scale)
+    return x
 
 
 def _prompt_part(
