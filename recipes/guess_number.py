@@ -29,10 +29,10 @@ class GuessNumber(RLDatasetBuilder):
     """Games of one size: `batch_size` secrets a step, `group_size` games a secret, `test_games` held out."""
 
     high: int = 15
-    turns: int = 5
+    turns: int = 7
     batch_size: int = 16
     group_size: int = 8
-    steps: int = 120
+    steps: int = 100
     test_games: int = 128
     seed: int = 0
 
@@ -53,8 +53,8 @@ class PoorPlayer(Demonstrator):
     """Bisects in a `strength` of its turns, and names the top of the range in the others."""
 
     high: int = 15
-    turns: int = 5
-    strength: float = 0.35
+    turns: int = 7
+    strength: float = 0.3
 
     def play(self, rng: np.random.Generator) -> Demonstration:
         """One game with a random secret."""
@@ -67,7 +67,7 @@ class PoorPlayer(Demonstrator):
 DEFAULTS = {
     "dataset_builder": GuessNumber(),
     "model_name": "tiny",
-    "warm_start": WarmStart(PoorPlayer(), steps=90, batch_size=32),
+    "warm_start": WarmStart(PoorPlayer(), steps=130, batch_size=16, learning_rate=1e-3),
     "log_path": "runs/guess_number",
     "learning_rate": 1e-3,
     "lora": LoraConfig(rank=16, alpha=16.0),
@@ -85,7 +85,7 @@ DEFAULTS = {
         row_buckets=(128,),
         position_buckets=(160,),
     ),
-    "packing": Packing(widths=(96, 160), rows=16),
+    "packing": Packing(widths=(128, 160), rows=16),
     "remat": False,
 }
 

@@ -79,7 +79,7 @@ WARM = WarmStart(Alphabet(), steps=3, batch_size=4)
 def write_model(folder: Path) -> str:
     """A directory with a random model that ends a turn after a few bytes: channel 0 works as a bias of the head."""
     model = ModelConfig(BYTES.vocab_size, 32, 48, layers=1, heads=2, kv_heads=1, head_width=16, max_positions=256)
-    params = spec.init(spec.param_specs(model), jnp.float32, key=jax.random.key(0))
+    params = spec.init(spec.param_specs(model), jnp.float32, seed=0)
     params["embed"] = params["embed"].at[:, 0].set(6.0)
     params["lm_head"] = params["lm_head"].at[0, 256:].set(-8.0).at[0, BYTES.special("<|im_end|>")].set(1.2)
     save_policy(folder, model, params, BYTES)

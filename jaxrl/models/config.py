@@ -88,7 +88,7 @@ def rope_frequencies(config: ModelConfig) -> np.ndarray:
     return freqs.astype(np.float32)
 
 
-def tiny(vocab_size: int, *, layers: int = 4, width: int = 192, max_positions: int = 1024) -> ModelConfig:
+def tiny(vocab_size: int, *, layers: int = 3, width: int = 192, max_positions: int = 1024) -> ModelConfig:
     """A Llama of a few million parameters, small enough to train from nothing on a laptop."""
     return ModelConfig(
         vocab_size=vocab_size,

@@ -5,10 +5,12 @@ copying (slices of a stacked array are materialised by XLA:CPU: measured, twice 
 the weights), and training stacks it inside the step (`forward.stack_layers`).
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import DTypeLike
 
 from jaxrl.models.config import ModelConfig
@@ -89,19 +91,25 @@ def logical_axes(specs: Any) -> Any:
     return jax.tree.map(lambda s: s.axes, specs, is_leaf=_is_spec)
 
 
-def init(specs: Any, dtype: DTypeLike, *, key: jax.Array) -> Any:
-    """Random values for a spec tree. The key of a leaf depends on its path only. `key` is consumed."""
+def init(specs: Any, dtype: DTypeLike, *, seed: int | Sequence[int]) -> Any:
+    """Random values for a spec tree; a leaf's values depend on `seed` and the leaf's place in the tree.
+
+    Drawn on the host by numpy: compiling one random program per shape took longer than training a tiny model's
+    first steps, and a host array can be placed shard by shard.
+    """
     leaves, treedef = jax.tree.flatten(specs, is_leaf=_is_spec)
-    values = [_init_leaf(spec, dtype, jax.random.fold_in(key, i)) for i, spec in enumerate(leaves)]
-    return jax.tree.unflatten(treedef, values)
+    seeds = np.random.SeedSequence(seed).spawn(len(leaves))
+    return treedef.unflatten(
+        [_init_leaf(spec, dtype, np.random.default_rng(s)) for spec, s in zip(leaves, seeds, strict=True)]
+    )
 
 
-def _init_leaf(spec: ParamSpec, dtype: DTypeLike, key: jax.Array) -> jax.Array:
+def _init_leaf(spec: ParamSpec, dtype: DTypeLike, rng: np.random.Generator) -> jax.Array:
     if spec.scale is None:
         return jnp.ones(spec.shape, dtype)
     if spec.scale == 0.0:
         return jnp.zeros(spec.shape, dtype)
-    return (spec.scale * jax.random.normal(key, spec.shape, jnp.float32)).astype(dtype)
+    return jnp.asarray(np.float32(spec.scale) * rng.standard_normal(spec.shape, np.float32), dtype)
 
 
 def count(specs: Any) -> int:

@@ -90,8 +90,7 @@ class Learner:
         if lora is None:
             self._base, start = None, base
         else:
-            key = jax.random.fold_in(jax.random.key(seed), _ADAPTER_STREAM)
-            self._base, start = base, spec.init(lora_specs(model, lora), jnp.float32, key=key)
+            self._base, start = base, spec.init(lora_specs(model, lora), jnp.float32, seed=(seed, _ADAPTER_STREAM))
         where = None if mesh is None else state_shardings(model, lora, optimizer, mesh)
         self.state = init_state(optimizer, start, shardings=where)
 

@@ -48,7 +48,7 @@ def load_policy(name: str, *, dtype: Any, seed: int = 0, mesh: Mesh | None = Non
     where = None if mesh is None else base_shardings(config, mesh)
     if name != TINY:
         return config, load_model(name, dtype=dtype, shardings=where).params
-    params = spec.init(param_specs(config), dtype, key=jax.random.key(seed))
+    params = spec.init(param_specs(config), dtype, seed=seed)
     return config, params if where is None else jax.device_put(params, where)
 
 

@@ -46,13 +46,13 @@ def lora() -> LoraConfig:
 
 @pytest.fixture(scope="session")
 def base(model: ModelConfig) -> spec.Params:
-    return spec.init(spec.param_specs(model), FLOAT32, key=jax.random.key(0))
+    return spec.init(spec.param_specs(model), FLOAT32, seed=0)
 
 
 @pytest.fixture(scope="session")
 def adapter(model: ModelConfig, lora: LoraConfig) -> Adapter:
     """An adapter that does something: B is not zero."""
-    fresh = spec.init(lora_specs(model, lora), FLOAT32, key=jax.random.key(1))
+    fresh = spec.init(lora_specs(model, lora), FLOAT32, seed=1)
     noise = jax.random.key(2)
     return {k: {"a": ab["a"], "b": 0.3 * jax.random.normal(noise, ab["b"].shape)} for k, ab in fresh.items()}
 

@@ -58,7 +58,7 @@ def compiled(config: ModelConfig, chunk: int | None) -> Any:
 def test_equals_the_dense_head(chunk: int, tied: bool, model: ModelConfig, inputs: tuple) -> None:
     """Values, and gradients to hidden states, head matrix and final norm; at a temperature."""
     config = tiny(VOCAB, layers=1, width=64) if tied else ModelConfig(VOCAB, 64, 64, 1, 2, 1, 32, 64)
-    params = spec.init(spec.param_specs(config), jnp.dtype(jnp.float32), key=jax.random.key(3))
+    params = spec.init(spec.param_specs(config), jnp.dtype(jnp.float32), seed=3)
     hidden, targets, cotangents = inputs
     mask = jax.random.bernoulli(jax.random.key(5), 0.5, (B, T)).at[1].set(False).at[2].set(True)
     got = compiled(config, chunk)(params, hidden, targets, mask, cotangents)
@@ -72,7 +72,7 @@ def test_equals_the_dense_head(chunk: int, tied: bool, model: ModelConfig, input
 def test_I4_any_mask(bits: list[bool]) -> None:
     """Equal to the dense head; hidden states of untrained positions, NaN or not, get exactly zero."""
     config = tiny(VOCAB, layers=1, width=64)
-    params = spec.init(spec.param_specs(config), jnp.dtype(jnp.float32), key=jax.random.key(3))
+    params = spec.init(spec.param_specs(config), jnp.dtype(jnp.float32), seed=3)
     rng = np.random.default_rng(0)
     hidden = rng.normal(size=(B, T, 64)).astype(np.float32)
     targets, mask = rng.integers(0, VOCAB, (B, T)).astype(np.int32), np.array(bits).reshape(B, T)

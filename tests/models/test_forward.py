@@ -85,7 +85,7 @@ def test_remat_changes_neither_value_nor_gradient(params: Any) -> None:
 
 def test_a_new_adapter_changes_nothing(params: Any) -> None:
     """Also the reference policy at step 0: its log-probs are the policy's, exactly (trl#6043)."""
-    adapter = init(lora_specs(CONFIG, LORA), jnp.float32, key=jax.random.key(0))
+    adapter = init(lora_specs(CONFIG, LORA), jnp.float32, seed=0)
     np.testing.assert_array_equal(
         our_logits(CONFIG, params, TOKENS, adapter=adapter), our_logits(CONFIG, params, TOKENS)
     )

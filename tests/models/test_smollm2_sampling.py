@@ -73,7 +73,7 @@ def test_I3_sampler_equals_trainer_on_smollm2(smollm2_gguf: str, temperature: fl
 
 def _some_adapter(specs: dict) -> dict:
     """An adapter that changes something: B of a new one is zero."""
-    fresh = spec.init(specs, jnp.dtype(jnp.float32), key=jax.random.key(1))
+    fresh = spec.init(specs, jnp.dtype(jnp.float32), seed=1)
     return jax.tree.map(lambda x: x + 0.01 * jax.random.normal(jax.random.key(2), x.shape), fresh)
 
 

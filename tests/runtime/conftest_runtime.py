@@ -34,7 +34,7 @@ class SmallPolicy:
 
 def random_adapter(model: ModelConfig, lora: LoraConfig, seed: int) -> Any:
     """An adapter whose B is not zero."""
-    adapter = spec.init(lora_specs(model, lora), jnp.float32, key=jax.random.key(seed))
+    adapter = spec.init(lora_specs(model, lora), jnp.float32, seed=seed)
     leaves, tree = jax.tree.flatten(adapter)
     keys = jax.random.split(jax.random.key(seed + 1), len(leaves))
     return tree.unflatten([x + 0.1 * jax.random.normal(k, x.shape) for x, k in zip(leaves, keys, strict=True)])
@@ -43,7 +43,7 @@ def random_adapter(model: ModelConfig, lora: LoraConfig, seed: int) -> Any:
 @pytest.fixture(scope="session")
 def policy() -> SmallPolicy:
     """Base weights scaled up (a random model is nearly uniform, which would hide errors) and a random adapter."""
-    params = spec.init(spec.param_specs(MODEL), jnp.float32, key=jax.random.key(0))
+    params = spec.init(spec.param_specs(MODEL), jnp.float32, seed=0)
     params["lm_head"] = 3.0 * params["lm_head"]
 
     @partial(jax.jit, static_argnames="scale")

@@ -49,7 +49,7 @@ def talker(seed: int = 0) -> Weights:
 
     Channel 0 of every embedding is large, so the head's row 0 works as a bias.
     """
-    params = spec.init(spec.param_specs(TALKER), jnp.float32, key=jax.random.key(seed))
+    params = spec.init(spec.param_specs(TALKER), jnp.float32, seed=seed)
     params["embed"] = params["embed"].at[:, 0].set(6.0)
     params["lm_head"] = params["lm_head"].at[0, 256:].set(-8.0).at[0, END].set(1.2)
     return Weights(params)
