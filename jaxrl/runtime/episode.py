@@ -1,13 +1,13 @@
 """One episode: an Env and a Session talk until a limit, the env, or an error ends it.
 
-Knows the token-level Env, the engine's Session and the limits. Knows no renderer, no group and no training.
+Knows the token-level Env, the sampler's Session and the limits. Knows no renderer, no group and no training.
 """
 
 import hashlib
 from dataclasses import dataclass, fields
 
 from jaxrl.env import ActionExtra, Env, Observation
-from jaxrl.runtime.engine import Session
+from jaxrl.runtime.sampler import Session
 from jaxrl.types import StopReason, Transition, common_prefix
 
 

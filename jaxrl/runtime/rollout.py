@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import trio
 
 from jaxrl.env import Env, EnvGroupBuilder
-from jaxrl.runtime.engine import Engine
 from jaxrl.runtime.episode import Limits, episode_seed, run_episode
+from jaxrl.runtime.sampler import Sampler
 from jaxrl.types import Trajectory, TrajectoryGroup, Transition
 
 Release = Callable[[], Awaitable[None]]
@@ -38,12 +38,14 @@ class RolloutPlan:
     temperature: float = 1.0
 
 
-async def run_batch(engine: Engine, builders_P: Sequence[EnvGroupBuilder], plan: RolloutPlan) -> list[TrajectoryGroup]:
+async def run_batch(
+    sampler: Sampler, builders_P: Sequence[EnvGroupBuilder], plan: RolloutPlan
+) -> list[TrajectoryGroup]:
     """The groups of a batch, in the order of their builders."""
     groups_P: list[TrajectoryGroup | None] = [None] * len(builders_P)
 
     async def one(index: int) -> None:
-        groups_P[index] = await run_group(engine, builders_P[index], plan, group=index)
+        groups_P[index] = await run_group(sampler, builders_P[index], plan, group=index)
 
     async with trio.open_nursery() as nursery:
         for index in range(len(builders_P)):
@@ -51,7 +53,7 @@ async def run_batch(engine: Engine, builders_P: Sequence[EnvGroupBuilder], plan:
     return [group for group in groups_P if group is not None]
 
 
-async def run_group(engine: Engine, builder: EnvGroupBuilder, plan: RolloutPlan, *, group: int) -> TrajectoryGroup:
+async def run_group(sampler: Sampler, builder: EnvGroupBuilder, plan: RolloutPlan, *, group: int) -> TrajectoryGroup:
     """All episodes of one group, in the order of its envs, with their rewards."""
     trajectories: dict[int, Trajectory] = {}
 
@@ -59,7 +61,7 @@ async def run_group(engine: Engine, builder: EnvGroupBuilder, plan: RolloutPlan,
         seed = episode_seed(*plan.identity, group, member)
         turns: list[Transition] = []
         where = lambda: f"in turn {len(turns) + 1} of {env.describe()}, member {member}"  # noqa: E731
-        async with _released(env.close, where), engine.session(group=prompt, seed=seed) as session:
+        async with _released(env.close, where), sampler.session(group=prompt, seed=seed) as session:
             reason = await run_episode(env, session, plan.limits, temperature=plan.temperature, transitions=turns)
         trajectories[member] = Trajectory(tuple(turns), reason)
 
