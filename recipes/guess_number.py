@@ -32,7 +32,7 @@ class GuessNumber(RLDatasetBuilder):
     turns: int = 7
     batch_size: int = 16
     group_size: int = 8
-    steps: int = 100
+    steps: int = 110
     test_games: int = 128
     seed: int = 0
 
