@@ -1,19 +1,30 @@
-"""The `jaxrl` command: look at runs. Knows argument names and which function serves them, nothing else.
+"""The `jaxrl` command: look at runs, play environments. Knows argument names and which function serves them.
 
 Training is `python -m recipes.<name> key=value ...`.
 """
 
 import argparse
+import importlib
+import pkgutil
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
+import trio
+from chz.blueprint._entrypoint import EntrypointException
 from rich.console import Console
 
+from jaxrl.chat.families import renderer_for
+from jaxrl.runtime.play import play_dataset
+from jaxrl.runtime.policy import TINY, policy_tokenizer
 from jaxrl.runtime.record import read_records, rollout_file
 from jaxrl.runtime.report import write_report
 from jaxrl.runtime.run_dir import RunDir
 from jaxrl.runtime.view import episode_text
+from jaxrl.train import parse
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -21,8 +32,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         return options.run(options)
-    except (FileNotFoundError, ValueError) as error:
-        print(f"jaxrl {options.command}: {error}", file=sys.stderr)
+    except KeyboardInterrupt:
+        print(f"\njaxrl {options.command}: interrupted", file=sys.stderr)
+        return 128 + signal.SIGINT
+    except (FileNotFoundError, ValueError, EntrypointException) as error:
+        if getattr(error, "__notes__", None):
+            raise  # it comes from inside an episode: whoever wrote the env needs the traceback
+        print(f"jaxrl {options.command}: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
 
 
@@ -48,6 +64,54 @@ def show(run_dir: Path, *, step: int | None, episodes: int, kind: str) -> int:
     return 0
 
 
+def play(recipe: str, arguments: Sequence[str]) -> int:
+    """Play an episode of a recipe's environment. `split=` and `index=` choose it; the rest overrides the recipe.
+
+    No weights are read: a recipe without a model of its own is played with the tiny model's bytes.
+    """
+    place = {"split": "test", "index": "0"}
+    mine = {k: v for k, _, v in (argument.partition("=") for argument in arguments) if k in place}
+    rest = [argument for argument in arguments if argument.partition("=")[0] not in place]
+    split, index = (place | mine).values()
+    if not index.isdecimal():
+        raise ValueError(f"index={index}: expected 0 or more")
+    config = parse(rest, **{"model_name": TINY, **_recipe_defaults(recipe)})
+    if config.dataset_builder is None:
+        raise ValueError(f"{recipe} has no dataset_builder, so there is nothing to play")
+    tokenizer = policy_tokenizer(config.model_name)
+    renderer = renderer_for(tokenizer, config.renderer_name, thinking=config.thinking)
+
+    async def episode(builder: Any = config.dataset_builder) -> None:
+        await play_dataset(builder, renderer, split=split, index=int(index))
+
+    trio.run(episode, restrict_keyboard_interrupt_to_checkpoints=True)
+    return 0
+
+
+def _recipe_defaults(recipe: str) -> Mapping[str, Any]:
+    """The DEFAULTS of a recipe's module, found as `python -m` would find it."""
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        module = importlib.import_module(recipe)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{recipe}.".startswith(f"{error.name}."):
+            raise  # the recipe is there; it is something it imports that is not
+        raise ValueError(f"there is no recipe {recipe!r}; there are: {', '.join(_recipes(recipe))}") from None
+    if not hasattr(module, "DEFAULTS"):
+        raise ValueError(f"{recipe} has no DEFAULTS, so it says no environment to play")
+    return module.DEFAULTS
+
+
+def _recipes(asked: str) -> list[str]:
+    """Modules beside the one asked for, or those of `recipes`."""
+    for package in (asked.partition(".")[0], "recipes"):
+        found = find_spec(package)
+        if found and found.submodule_search_locations:
+            return [f"{package}.{m.name}" for m in pkgutil.iter_modules(found.submodule_search_locations)]
+    return []
+
+
 def _rollouts(run: RunDir, step: int | None, kind: str) -> Path:
     """The file of a step, or the latest."""
     files = sorted(run.rollouts.glob(f"{kind}_*.jsonl"))
@@ -64,7 +128,8 @@ def _rollouts(run: RunDir, step: int | None, kind: str) -> Path:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="jaxrl", description="Look at runs. Training is `python -m recipes.<name> key=value ...`."
+        prog="jaxrl",
+        description="Look at runs, play environments. Training is `python -m recipes.<name> key=value ...`.",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     command = commands.add_parser("report", help="write report.html and curve.png of a run")
@@ -78,6 +143,12 @@ def _parser() -> argparse.ArgumentParser:
     command.set_defaults(
         run=lambda o: show(o.run_dir, step=o.step, episodes=o.episodes, kind="test" if o.test else "step")
     )
+    command = commands.add_parser("play", help="play a recipe's environment yourself, in the place of the model")
+    command.add_argument("recipe", metavar="RECIPE", help="a module with DEFAULTS, such as recipes.guess_number")
+    command.add_argument(
+        "arguments", nargs="*", metavar="key=value", help="split=test|train, index=0, and any key of the recipe"
+    )
+    command.set_defaults(run=lambda o: play(o.recipe, o.arguments))
     return parser
 
 

@@ -55,3 +55,32 @@ def test_the_command_is_installed_and_lists_its_commands():
     done = subprocess.run((sys.executable, "-m", "jaxrl.cli", "--help"), capture_output=True, text=True, check=True)
     assert "report" in done.stdout
     assert "show" in done.stdout
+    assert "play" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["recipes.gues"], "no recipe 'recipes.gues'; there are: recipes.guess_number, recipes."),
+        (["guess_number"], "no recipe 'guess_number'; there are: recipes.guess_number, recipes."),
+        (["recipes.sft_warmup"], "recipes.sft_warmup has no DEFAULTS"),
+        (["recipes.guess_number", "split=dev"], "split='dev': expected 'train' or 'test'"),
+        (["recipes.guess_number", "index=x"], "index=x: expected 0 or more"),
+        (["recipes.guess_number", "index=128"], "less than the 128 groups"),
+        (["recipes.guess_number", "dataset_builder.hgh=3"], "dataset_builder.high"),
+        (["recipes.guess_number", "dataset_builder=None"], "no dataset_builder"),
+        (["recipes.guess_number", "model_name=nowhere/at-all.gguf"], "nowhere/at-all.gguf"),
+    ],
+)
+def test_play_says_in_one_line_what_it_cannot_play(capsys, arguments, said):
+    assert main(["play", *arguments]) == 1
+    err = capsys.readouterr().err
+    assert said in err
+    assert err.count("\n") == 1
+
+
+def test_play_does_not_blame_the_recipe_for_what_it_imports(tmp_path, monkeypatch):
+    (tmp_path / "recipe_without_its_friend.py").write_text("import a_friend_that_is_not_there\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModuleNotFoundError, match="a_friend_that_is_not_there"):
+        main(["play", "recipe_without_its_friend"])
