@@ -9,51 +9,36 @@ A session keeps its keys and values between turns, so a turn prefills only the t
 one group share the prefill of the prompt they have in common. A token's randomness is a function of the
 session's seed and the token's index, never of what else is in the batch.
 
-One task (`Engine.run`) owns the device: each tick it admits sessions, prefills what they were given and decodes
+A session follows what is published, or samples from one policy to its end: a past one, or a frozen adapter by name.
+Sessions of one policy run together; each policy runs the same programs, because weights are their arguments.
+
+One task (`Engine.run`) owns the stores: each tick it admits sessions, prefills what they were given and decodes
 a chunk for all of them, in a worker thread; everything else here is host bookkeeping on the trio thread. Knows
 token ids only; text enters through `decode_text`, for stop strings.
 """
 
 import time
-from collections.abc import AsyncIterator, Callable, Hashable, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import trio
 
-from jaxrl.models import cache
 from jaxrl.models.config import ModelConfig
-from jaxrl.models.decode import Drawn, Draws, Members, Rows, decode, extend
-from jaxrl.models.spec import Params
-from jaxrl.runtime.schedule import (
-    MAX_STOP_IDS,
-    EngineConfig,
-    Row,
-    batches,
-    bucket,
-    member_arrays,
-    padded_tokens,
-    row_arrays,
-)
-from jaxrl.types import Sample, common_prefix
+from jaxrl.runtime.programs import Draw, Programs
+from jaxrl.runtime.schedule import EngineConfig, Row, batches, bucket
+from jaxrl.runtime.session import ContextFull, DecodeText, Lane, Prompt, Request, Session
+from jaxrl.runtime.weights import FROZEN, Policy, Weights, check_alike, place_alike, snapshot
+from jaxrl.types import common_prefix
+
+__all__ = ["ContextFull", "Engine", "EngineConfig", "Policy", "Session", "Stats", "Weights", "open_engine", "snapshot"]
 
 _SETTLE = 4  # scheduler passes in which tasks answered by a tick may hand in their next turn
-
-
-class Weights(NamedTuple):
-    """What samples: base parameters and an adapter (None: none)."""
-
-    params: Params
-    adapter: Any = None
-
-
-class ContextFull(ValueError):
-    """A session was given more tokens than its context holds."""
 
 
 @dataclass
@@ -72,147 +57,8 @@ class Stats:
         return self - Stats()
 
 
-@dataclass
-class _Request:
-    """One `sample` call under way."""
-
-    stop_ids: tuple[int, ...]
-    stop_strings: tuple[str, ...]
-    max_tokens: int
-    temperature: float
-    since: int
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
-    stop: Literal["stop", "length"] = "length"
-    done: trio.Event = field(default_factory=trio.Event)
-
-    @property
-    def remaining(self) -> int:
-        return self.max_tokens - len(self.tokens)
-
-
-@dataclass
-class _Prompt:
-    """A group's prompt in the prompt store."""
-
-    row: int
-    tokens: list[int]
-    version: int
-    ready: int = 0  # positions prefilled
-    users: set["Session"] = field(default_factory=set)
-
-
-class Session:
-    """An episode's lease on the engine. Made by `Engine.session`; not to be used after its block is left."""
-
-    def __init__(self, engine: "Engine", group: Hashable | None, seed: int) -> None:
-        self._engine = engine
-        self.group = group
-        self.seed = seed
-        self.tokens: list[int] = []
-        self._given: list[bool] = []  # beside tokens: True for prompt and observations, False for draws
-        self._drawn = 0  # index of the next draw: the position, but it grows even when history is rewound
-        self._cached = 0  # positions whose keys and values exist, the prompt's included
-        self._slot: int | None = None
-        self._prompt: _Prompt | None = None
-        self._prompt_length = 0
-        self._request: _Request | None = None
-        self._spans: list[tuple[int, int]] = []
-
-    @property
-    def capacity(self) -> int:
-        """Positions the context holds."""
-        return self._engine.config.context
-
-    @property
-    def room(self) -> int:
-        """Positions left in the context."""
-        return self.capacity - len(self.tokens)
-
-    @property
-    def kv_versions(self) -> tuple[tuple[int, int], ...]:
-        """(version, end) spans: keys and values up to position `end` were written by weights `version`."""
-        return tuple(self._spans)
-
-    async def sample(
-        self,
-        new_tokens: Sequence[int],
-        *,
-        stop: Sequence[int] | Sequence[str] = (),
-        max_tokens: int,
-        temperature: float = 1.0,
-    ) -> Sample:
-        """Append `new_tokens` to the context, then draw until a stop, `max_tokens`, or the end of the context.
-
-        stop: token ids (kept as the turn's last token) or strings (the turn ends with the token that completes
-        one). Errors: ContextFull when the new tokens leave no position to draw in; ValueError for bad arguments.
-        """
-        request = self._engine._request(stop, max_tokens, temperature)
-        if self._request is not None:
-            raise RuntimeError("this session is sampling already; a session draws one turn at a time")
-        if not self.tokens and not new_tokens:
-            raise ValueError("new_tokens is empty in a new session: a model needs at least one token to start from")
-        if len(new_tokens) >= self.room:
-            raise ContextFull(
-                f"{len(new_tokens)} new tokens after {len(self.tokens)} leave no room to draw in engine.context="
-                f"{self._engine.config.context}; raise engine.context or shorten the prompt"
-            )
-        self._append(new_tokens, given=True)
-        self._cached = min(self._cached, len(self.tokens) - 1)  # the last token is the next program's input
-        request.max_tokens = min(request.max_tokens, self.room)
-        self._request = request
-        self._engine._wake.set()
-        try:
-            await request.done.wait()
-        finally:
-            self._request = None
-        return Sample(tuple(request.tokens), tuple(request.logprobs), tuple(request.versions), request.stop)
-
-    def rewind(self, length: int) -> None:
-        """Forget everything after the first `length` tokens, keeping their keys and values."""
-        if not 0 <= length <= len(self.tokens):
-            raise ValueError(f"rewind length={length}: expected 0 to {len(self.tokens)}, the tokens this session holds")
-        self._truncate(length)
-
-    def _append(self, tokens: Sequence[int], *, given: bool) -> None:
-        self.tokens += [int(t) for t in tokens]
-        self._given += [given] * len(tokens)
-        self._drawn += len(tokens)
-
-    def _truncate(self, length: int) -> None:
-        del self.tokens[length:], self._given[length:]
-        self._keep(length)
-
-    def _keep(self, cached: int) -> None:
-        self._cached = min(self._cached, cached)
-        self._prompt_length = min(self._prompt_length, self._cached)
-        self._spans = [(v, min(end, self._cached)) for v, end in self._spans]
-        self._spans = [s for i, s in enumerate(self._spans) if s[1] > (self._spans[i - 1][1] if i else 0)]
-
-    def _advance(self, count: int, version: int) -> int:
-        """Note that `count` more positions are cached; return how many of them held given tokens."""
-        given = sum(self._given[self._cached : self._cached + count])
-        self._cached += count
-        if self._spans and self._spans[-1][0] == version:
-            self._spans[-1] = (version, self._cached)
-        else:
-            self._spans.append((version, self._cached))
-        return given
-
-    @property
-    def _pending(self) -> int:
-        return len(self.tokens) - self._cached
-
-    @property
-    def _row(self) -> Row:
-        assert self._slot is not None
-        prompt = self._prompt.row if self._prompt else 0
-        return Row(self._slot, self._cached - self._prompt_length, prompt, self._prompt_length)
-
-
 class Engine:
-    """Owns the key/value stores and the loop that fills them. Open one with `open_engine`."""
+    """Owns the loop that serves sessions, and who holds which slot. Open one with `open_engine`."""
 
     def __init__(
         self,
@@ -222,7 +68,7 @@ class Engine:
         config: EngineConfig,
         lora_scale: float,
         version: int,
-        decode_text: Callable[[Sequence[int]], str] | None,
+        decode_text: DecodeText | None,
         limiter: trio.CapacityLimiter,
     ) -> None:
         if config.context > model.max_positions:
@@ -230,28 +76,17 @@ class Engine:
                 f"engine.context={config.context} exceeds the model's max_positions={model.max_positions}; lower it"
             )
         self.config = config
-        self.version = version
+        self.policy = Policy(weights, version)
         self.stats = Stats()
-        self._model = model
-        self._weights = weights
+        self._named: dict[str, Policy] = {}
         self._decode_text = decode_text
         self._limiter = limiter
         dtype = jnp.float32 if jax.default_backend() == "cpu" else weights.params["embed"].dtype
-        self._main = cache.empty(model, config.slots, config.context + config.slack, dtype)
-        self._prompt_store = cache.empty(model, config.prompts, config.prompt_context + config.slack, dtype)
-        static = {"config": model, "lora_scale": lora_scale}
-        self._extend = jax.jit(
-            partial(extend, **static), static_argnames=("positions", "prompt_positions"), donate_argnames="store"
-        )
-        self._decode = jax.jit(
-            partial(decode, steps=config.decode_steps, **static),
-            static_argnames=("positions", "prompt_positions"),
-            donate_argnames="store",
-        )
-        self._sessions: set[Session] = set()
+        self._programs = Programs(model, config, lora_scale, dtype)
+        self._lanes: set[Lane] = set()
         self._free_slots = list(range(config.slots))
         self._free_prompts = list(range(config.prompts))
-        self._prompts: dict[Hashable, _Prompt] = {}
+        self._prompts: dict[_PromptKey, Prompt] = {}
         self._wake = trio.Event()
         self._turn = trio.Lock()  # held by a tick or by a publish
         self._ticks = 0
@@ -259,37 +94,94 @@ class Engine:
     # --- for episodes ----------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def session(self, *, group: Hashable | None = None, seed: int) -> AsyncIterator[Session]:
+    async def session(
+        self, *, group: Hashable | None = None, seed: int, policy: Policy | str | None = None
+    ) -> AsyncIterator[Session]:
         """Lease a place for one episode; leaving the block gives it back, also on cancellation.
 
         group: sessions of the same group share the prefill of their common prompt. seed: 64-bit integer; the
-        episode's tokens depend on it and on nothing else that is random.
+        episode's tokens depend on it and on nothing else that is random. policy: None follows what is published; a
+        `Policy`, such as `engine.policy`, is sampled to the end, whatever is published; a name is that of
+        `add_policy`.
         """
-        session = Session(self, group, seed)
-        self._sessions.add(session)
+        lane = Lane(group, seed, self._resolve(policy))
+        self._lanes.add(lane)
         try:
-            yield session
+            yield Session(self, lane)
         finally:
-            self._sessions.discard(session)
-            self._release(session)
+            self._lanes.discard(lane)
+            self._release(lane)
             self._wake.set()  # a slot may be free for someone who waits
+
+    @property
+    def capacity(self) -> int:
+        """Positions a session's context holds."""
+        return self.config.context
+
+    def check(self, request: Request) -> None:
+        """Raise ValueError for a request that this engine cannot serve."""
+        if request.stop_strings and self._decode_text is None:
+            raise ValueError(
+                f"stop strings {request.stop_strings} need an engine opened with decode_text; or give stop token ids"
+            )
+
+    def submit(self, lane: Lane, request: Request) -> None:
+        """Serve the request from the next tick on. Called by the session."""
+        request.since = self._ticks
+        lane.request = request
+        self._wake.set()
 
     # --- for the trainer -------------------------------------------------------------------------
 
-    async def publish(self, weights: Weights, *, version: int) -> None:
-        """Sample from `weights` from the next tick on. Copies nothing. Live sessions: EngineConfig.on_publish."""
+    async def publish(self, weights: Weights, *, version: int, copy: bool = False) -> None:
+        """Sample from `weights` from the next tick on. Live sessions that follow: EngineConfig.on_publish.
+
+        copy: sample from a `snapshot` of the weights, made now, which survives the update that donates them; without
+        it nothing is copied, and nobody may sample once that update has begun.
+        """
+        if copy:
+            weights = await self._on_device(partial(snapshot, weights))
         async with self._turn:
-            self._weights = weights
-            self.version = version
+            self.policy = Policy(weights, version)
             if self.config.on_publish == "recompute":
-                for session in self._sessions:
-                    self._drop_prompt(session)
-                    session._keep(0)
+                for lane in self._lanes:
+                    if lane.policy is None:
+                        self._drop_prompt(lane)
+                        lane.keep(0)
+            self._free_unwanted_prompts()
+
+    def add_policy(self, name: str, adapter: Any) -> None:
+        """Let sessions sample from the base with `adapter`, by name: an opponent, a past checkpoint.
+
+        Its tokens get version -1 (`weights.FROZEN`): they are never trained on. The arrays are kept where they have
+        the live adapter's placement already, so they must not be the learner's own, which its next update donates.
+        Errors: ValueError for a name in use and for an adapter of other names, shapes or dtypes than the live one.
+        """
+        if name in self._named:
+            raise ValueError(f"add_policy({name!r}): there is one of that name; remove_policy it first")
+        live = self.policy.weights
+        placed = place_alike(adapter, live, f"add_policy({name!r})")
+        self._named[name] = Policy(Weights(live.params, placed), FROZEN, name)
+
+    def remove_policy(self, name: str) -> None:
+        """Forget a named policy. RuntimeError while a session samples from it."""
+        policy = self._find(name)
+        users = sum(lane.policy is policy for lane in self._lanes)
+        if users:
+            raise RuntimeError(
+                f"remove_policy({name!r}): open sessions that sample from it: {users}; remove it when they have ended"
+            )
+        del self._named[name]
+
+    @property
+    def version(self) -> int:
+        """Version of the live policy."""
+        return self.policy.version
 
     @property
     def live_sessions(self) -> int:
         """Sessions that are open."""
-        return len(self._sessions)
+        return len(self._lanes)
 
     @property
     def slots_in_use(self) -> int:
@@ -297,9 +189,42 @@ class Engine:
         return self.config.slots - len(self._free_slots)
 
     @property
+    def prompts_in_use(self) -> int:
+        """Rows of the prompt store held by groups."""
+        return self.config.prompts - len(self._free_prompts)
+
+    @property
     def compilations(self) -> int:
         """Programs compiled so far; at most `config.compile_budget`."""
-        return sum(program._cache_size() for program in (self._extend, self._decode))  # pyright: ignore
+        return self._programs.compiled
+
+    # --- policies --------------------------------------------------------------------------------
+
+    def _resolve(self, policy: Policy | str | None) -> Policy | None:
+        if isinstance(policy, str):
+            return self._find(policy)
+        if policy is not None and policy is not self.policy:
+            check_alike(policy.weights, self.policy.weights, f"session(policy=version {policy.version})")
+        return policy
+
+    def _find(self, name: str) -> Policy:
+        if name not in self._named:
+            close = get_close_matches(name, self._named) or sorted(self._named)
+            known = (
+                f"the nearest names are {', '.join(close)}" if close else "none is; add_policy(name, adapter) adds one"
+            )
+            raise ValueError(f"no policy {name!r} is registered; {known}")
+        return self._named[name]
+
+    def _policy_of(self, lane: Lane) -> Policy:
+        return self.policy if lane.policy is None else lane.policy
+
+    def _by_policy(self, lanes: Iterable[Lane]) -> dict[Policy, list["_Turn"]]:
+        turns: dict[Policy, list[_Turn]] = {}
+        for lane in lanes:
+            if lane.request is not None:
+                turns.setdefault(self._policy_of(lane), []).append((lane, lane.request))
+        return turns
 
     # --- the loop --------------------------------------------------------------------------------
 
@@ -314,79 +239,82 @@ class Engine:
                 self._wake = trio.Event()
                 await self._wake.wait()
 
-    def _admissible(self) -> list[Session]:
-        waiting = [s for s in self._sessions if s._request is not None and not s._request.done.is_set()]
-        holding = [s for s in waiting if s._slot is not None]
-        queued = sorted((s for s in waiting if s._slot is None), key=lambda s: (_since(s), s.seed))
-        return sorted(holding, key=lambda s: s._slot or 0) + queued[: len(self._free_slots)]
+    def _admissible(self) -> list[Lane]:
+        waiting = [s for s in self._lanes if s.request is not None and not s.request.done.is_set()]
+        holding = [s for s in waiting if s.slot is not None]
+        queued = sorted((s for s in waiting if s.slot is None), key=lambda s: (_since(s), s.seed))
+        return sorted(holding, key=lambda s: s.slot or 0) + queued[: len(self._free_slots)]
 
     async def _tick(self) -> bool:
-        """Admit, prefill, decode once. False when there was nothing to do."""
-        sessions = self._admissible()
-        if not sessions:
+        """Admit, prefill, decode once, one policy after the other. False when there was nothing to do."""
+        lanes = self._admissible()
+        if not lanes:
             return False
         self._ticks += 1
-        for session in sessions:
-            if session._slot is None:
-                session._slot = self._free_slots.pop(0)
-            if session._cached == 0 and session.group is not None:
-                self._share_prompt(session)
+        for lane in lanes:
+            if lane.slot is None:
+                lane.slot = self._free_slots.pop(0)
+            if lane.cached == 0 and lane.group is not None:
+                self._share_prompt(lane, self._policy_of(lane))
         began = time.perf_counter()
-        for prompt in sorted({id(p): p for s in sessions if (p := s._prompt)}.values(), key=lambda p: p.row):
-            await self._prefill_prompt(prompt)
-        turns = [(s, s._request) for s in sessions if s._request]
-        await self._extend_sessions([turn for turn in turns if _held(*turn) and turn[0]._pending > 1])
-        await self._decode_sessions([turn for turn in turns if _held(*turn) and turn[0]._pending == 1])
+        new = {p.row: (self._policy_of(s), p) for s in lanes if (p := s.prompt) and p.ready < len(p.tokens)}
+        for row in sorted(new):
+            await self._prefill_prompt(*new[row])
+        for policy, turns in self._by_policy(lanes).items():
+            await self._extend_lanes(policy, [(s, r) for s, r in turns if s.holds(r) and s.pending > 1])
+            await self._decode_lanes(policy, [(s, r) for s, r in turns if s.holds(r) and s.pending == 1])
         self.stats.busy_seconds += time.perf_counter() - began
         return True
 
     async def _on_device(self, call: Callable[[], Any]) -> Any:
         return await trio.to_thread.run_sync(call, limiter=self._limiter)
 
-    # --- prompts ---------------------------------------------------------------------------------
+    # --- slots and prompts -----------------------------------------------------------------------
 
-    def _share_prompt(self, session: Session) -> None:
-        """Point a new session at its group's prompt, making the entry if it is the first."""
-        group = session.group
-        entry = self._prompts.get(group)
-        if entry is not None and entry.version != self.version and not entry.users:
-            self._free_prompts.append(self._prompts.pop(group).row)
-            entry = None
-        context = session.tokens[:-1][: self.config.prompt_context]
+    def _release(self, lane: Lane) -> None:
+        self._drop_prompt(lane)
+        self._free_unwanted_prompts()
+        if lane.slot is not None:
+            self._free_slots.append(lane.slot)
+            self._free_slots.sort()
+            lane.slot = None
+
+    def _share_prompt(self, lane: Lane, policy: Policy) -> None:
+        """Point a new lane at its group's prompt under its policy, making the entry if it is the first."""
+        if lane.prompt is not None:  # of a context that was rewound to nothing, perhaps by other weights
+            self._drop_prompt(lane)
+            self._free_unwanted_prompts()
+        key = (lane.group, policy.key)
+        entry = self._prompts.get(key)
+        context = lane.tokens[:-1][: self.config.prompt_context]
         if entry is None and context and self._free_prompts:
-            entry = self._prompts[group] = _Prompt(self._free_prompts.pop(0), context, self.version)
-        if entry is None or entry.version != self.version or len(entry.users) >= self.config.members:
+            entry = self._prompts[key] = Prompt(self._free_prompts.pop(0), context)
+        if entry is None or len(entry.users) >= self.config.members:
             return
         shared = common_prefix(entry.tokens, context)
         if shared:
-            entry.users.add(session)
-            session._prompt, session._prompt_length = entry, shared
-            session._advance(shared, entry.version)
+            entry.users.add(lane)
+            lane.prompt, lane.prompt_length = entry, shared
+            lane.advance(shared, policy.version)
 
-    def _drop_prompt(self, session: Session) -> None:
-        if session._prompt is not None:
-            session._prompt.users.discard(session)
-            session._prompt, session._prompt_length = None, 0
+    def _drop_prompt(self, lane: Lane) -> None:
+        if lane.prompt is not None:
+            lane.prompt.users.discard(lane)
+            lane.prompt, lane.prompt_length = None, 0
 
-    def _release(self, session: Session) -> None:
-        self._drop_prompt(session)
-        if session._slot is not None:
-            self._free_slots.append(session._slot)
-            self._free_slots.sort()
-            session._slot = None
-        group = session.group
-        if group in self._prompts and not any(s.group == group for s in self._sessions):
-            self._free_prompts.append(self._prompts.pop(group).row)
-            self._free_prompts.sort()
+    def _free_unwanted_prompts(self) -> None:
+        """Free the prompts that nobody uses and no open session could come to use."""
+        unused = [key for key, prompt in self._prompts.items() if not prompt.users]
+        wanted = {(s.group, self._policy_of(s).key) for s in self._lanes} if unused else set()
+        self._free_prompts += [self._prompts.pop(key).row for key in unused if key not in wanted]
+        self._free_prompts.sort()
 
-    async def _prefill_prompt(self, prompt: _Prompt) -> None:
+    async def _prefill_prompt(self, policy: Policy, prompt: Prompt) -> None:
         while prompt.ready < len(prompt.tokens):
             length = bucket(len(prompt.tokens) - prompt.ready, self.config.extend_lengths)
             tokens = prompt.tokens[prompt.ready : prompt.ready + length]
             row = Row(prompt.row, prompt.ready)
-            self._prompt_store = await self._on_device(
-                partial(self._run_extend, self._prompt_store, [row], [tokens], length)
-            )
+            await self._on_device(partial(self._programs.extend_prompt, policy, row, tokens, length))
             prompt.ready += len(tokens)
             self.stats.prefill_tokens += len(tokens)
 
@@ -395,169 +323,49 @@ class Engine:
     # What a program takes is written down on the trio thread, before the worker starts: while it runs, a session
     # may be cancelled and its slot given back.
 
-    async def _extend_sessions(self, turns: list["_Turn"]) -> None:
-        """Prefill what each session was given, but for its last token."""
-        for length, indices in batches([s._pending - 1 for s, _ in turns], self.config):
-            chosen = [turns[i] for i in indices if _held(*turns[i])]
+    async def _extend_lanes(self, policy: Policy, turns: list["_Turn"]) -> None:
+        """Prefill what each lane was given, but for its last token."""
+        for length, indices in batches([s.pending - 1 for s, _ in turns], self.config):
+            chosen = [(s, r) for s, r in (turns[i] for i in indices) if s.holds(r)]
             if not chosen:
                 continue
-            tokens = [s.tokens[s._cached : len(s.tokens) - 1][:length] for s, _ in chosen]
-            rows = [s._row for s, _ in chosen]
-            self._main = await self._on_device(partial(self._run_extend, self._main, rows, tokens, length))
-            for (session, request), new in zip(chosen, tokens, strict=True):
-                if _held(session, request):
-                    self.stats.prefill_tokens += session._advance(len(new), self.version)
+            tokens = [s.tokens[s.cached : len(s.tokens) - 1][:length] for s, _ in chosen]
+            rows = [s.row for s, _ in chosen]
+            await self._on_device(partial(self._programs.extend, policy, rows, tokens, length))
+            for (lane, request), new in zip(chosen, tokens, strict=True):
+                if lane.holds(request):
+                    self.stats.prefill_tokens += lane.advance(len(new), policy.version)
 
-    def _run_extend(self, store: cache.KV, rows: list[Row], tokens: list[list[int]], length: int) -> cache.KV:
-        size = bucket(len(rows), self.config.rows)
-        spans = self.config.positions if store is self._main else self.config.prompt_positions
-        prompts, prompt_positions = self._shared(rows)
-        return self._extend(
-            *self._weights,
-            store=store,
-            prompts=prompts,
-            rows=Rows(**_to_device(row_arrays(rows, size, padding_slot=store.rows))),
-            tokens_BT=jnp.asarray(padded_tokens(tokens, size, length)),
-            positions=bucket(max(r.length for r in rows), spans),
-            prompt_positions=prompt_positions,
-        )
-
-    def _shared(self, rows: list[Row]) -> tuple[cache.KV | None, int]:
-        longest = max(r.prompt_length for r in rows)
-        if not longest:
-            return None, 0
-        return self._prompt_store, bucket(longest, self.config.prompt_positions)
-
-    async def _decode_sessions(self, turns: list["_Turn"]) -> None:
-        """Draw a chunk for every session whose context is all cached but its last token."""
+    async def _decode_lanes(self, policy: Policy, turns: list["_Turn"]) -> None:
+        """Draw a chunk for every lane whose context is all cached but its last token."""
         if not turns:
             return
-        size = bucket(len(turns), self.config.rows)
-        span = bucket(max(s._row.length for s, _ in turns), self.config.positions)
-        whole = size == self.config.slots and span == self.config.context
-        # With every slot in order the store is read where it lies; else its rows are gathered once a call.
-        places = [s._row.slot for s, _ in turns] if whole else list(range(len(turns)))
-        rows = [Row(self._main.rows, 0)] * size
-        draws = [_NO_DRAW] * size
-        for place, (session, request) in zip(places, turns, strict=True):
-            rows[place] = session._row
-            draws[place] = _draw(session, request, self.config.decode_steps)
-        drawn = await self._on_device(partial(self._run_decode, rows, draws, None if whole else span))
+        rows = [s.row for s, _ in turns]
+        draws = [_draw(s, r, self.config.decode_steps) for s, r in turns]
+        drawn, size = await self._on_device(partial(self._programs.decode, policy, rows, draws))
         self.stats.decode_row_steps += int(drawn.count_B.max()) * size
-        for place, (session, request) in zip(places, turns, strict=True):
-            if not _held(session, request):
+        for i, (lane, request) in enumerate(turns):
+            if not lane.holds(request):
                 continue
-            count = int(drawn.count_B[place])
+            count = int(drawn.count_B[i])
             self.stats.decode_tokens += count
-            self.stats.prefill_tokens += session._advance(count, self.version)
-            tokens, logprobs = drawn.token_BT[place, :count], drawn.logp_BT[place, :count]
-            self._receive(session, request, tokens.tolist(), logprobs.tolist())
-
-    def _run_decode(self, rows: list[Row], draws: list["_Draw"], positions: int | None) -> Drawn:
-        prompts, prompt_positions = self._shared(rows)
-        members = member_arrays(rows, len(rows), self.config.prompts, self.config.members)
-        self._main, drawn = self._decode(
-            *self._weights,
-            store=self._main,
-            prompts=prompts,
-            rows=Rows(**_to_device(row_arrays(rows, len(rows), padding_slot=self._main.rows))),
-            draws=Draws(**_to_device(_draw_arrays(draws))),
-            members=None if prompts is None else Members(**_to_device(members)),
-            positions=positions,
-            prompt_positions=prompt_positions,
-        )
-        return jax.tree.map(np.asarray, drawn)
-
-    # --- answers ---------------------------------------------------------------------------------
-
-    def _request(self, stop: Sequence[int] | Sequence[str], max_tokens: int, temperature: float) -> _Request:
-        ids = tuple(s for s in stop if not isinstance(s, str))
-        strings = tuple(s for s in stop if isinstance(s, str))
-        if len(ids) > MAX_STOP_IDS:
-            raise ValueError(f"{len(ids)} stop ids: the engine takes at most {MAX_STOP_IDS}")
-        if strings and self._decode_text is None:
-            raise ValueError(f"stop strings {strings} need an engine opened with decode_text; or give stop token ids")
-        if "" in strings:
-            raise ValueError("stop contains an empty string, which would stop every turn at once")
-        if max_tokens < 1:
-            raise ValueError(f"max_tokens={max_tokens}: expected at least 1")
-        if not temperature >= 0:
-            raise ValueError(f"temperature={temperature}: expected 0 (greedy) or more")
-        return _Request(ids, strings, max_tokens, temperature, since=self._ticks)
-
-    def _receive(self, session: Session, request: _Request, tokens: list[int], logprobs: list[float]) -> None:
-        before = len(request.tokens)
-        request.tokens += tokens
-        request.logprobs += logprobs
-        request.versions += [self.version] * len(tokens)
-        session._append(tokens, given=False)
-        if request.stop_strings and (end := self._string_end(request, before)) is not None:
-            surplus = len(request.tokens) - end
-            for kept in (request.tokens, request.logprobs, request.versions):
-                del kept[end:]
-            session._truncate(len(session.tokens) - surplus)
-            session._keep(len(session.tokens) - 1)
-            request.stop = "stop"
-            request.done.set()
-        elif request.tokens and request.tokens[-1] in request.stop_ids:
-            request.stop = "stop"
-            request.done.set()
-        elif request.remaining <= 0:
-            request.done.set()
-
-    def _string_end(self, request: _Request, before: int) -> int | None:
-        """How many of the turn's tokens it takes to complete a stop string; None when there is none yet."""
-        assert self._decode_text is not None
-        if not any(s in self._decode_text(request.tokens) for s in request.stop_strings):
-            return None
-        for end in range(before + 1, len(request.tokens) + 1):
-            text = self._decode_text(request.tokens[:end])
-            if any(s in text for s in request.stop_strings):
-                return end
-        return len(request.tokens)
+            self.stats.prefill_tokens += lane.advance(count, policy.version)
+            tokens, logprobs = drawn.token_BT[i, :count].tolist(), drawn.logp_BT[i, :count].tolist()
+            lane.receive(request, tokens, logprobs, policy.version, self._decode_text)
 
 
-_Turn = tuple[Session, _Request]
+_Turn = tuple[Lane, Request]
+_PromptKey = tuple[Hashable, object]  # a group, and the key of the policy whose weights wrote the prompt
 
 
-def _held(session: Session, request: _Request) -> bool:
-    """Whether the session still waits for this very request (it may have left while the device worked)."""
-    return session._request is request and session._slot is not None
-
-
-class _Draw(NamedTuple):
-    """One row of `models.decode.Draws`."""
-
-    token_B: int
-    budget_B: int
-    seed_B2: tuple[int, int]
-    draw_B: int
-    temperature_B: float
-    stop_BN: tuple[int, ...]
-
-
-_NO_DRAW = _Draw(0, 0, (0, 0), 0, 1.0, ())
-_DRAW_DTYPES = (np.int32, np.int32, np.uint32, np.int32, np.float32, np.int32)
-
-
-def _draw(session: Session, request: _Request, steps: int) -> _Draw:
-    seed = (session.seed >> 32 & 0xFFFFFFFF, session.seed & 0xFFFFFFFF)
+def _draw(lane: Lane, request: Request, steps: int) -> Draw:
+    seed = (lane.seed >> 32 & 0xFFFFFFFF, lane.seed & 0xFFFFFFFF)
     budget = min(request.remaining, steps)
-    return _Draw(session.tokens[-1], budget, seed, session._drawn, request.temperature, request.stop_ids)
+    return Draw(lane.tokens[-1], budget, seed, lane.drawn, request.temperature, request.stop_ids)
 
 
-def _draw_arrays(draws: Sequence[_Draw]) -> dict[str, np.ndarray]:
-    padded = [d._replace(stop_BN=d.stop_BN + (-1,) * (MAX_STOP_IDS - len(d.stop_BN))) for d in draws]
-    columns = zip(*padded, strict=True)
-    return {name: np.array(c, t) for name, c, t in zip(_Draw._fields, columns, _DRAW_DTYPES, strict=True)}
-
-
-def _to_device(arrays: dict[str, np.ndarray]) -> dict[str, jax.Array]:
-    return {name: jnp.asarray(x) for name, x in arrays.items()}
-
-
-def _since(session: Session) -> int:
-    return session._request.since if session._request else 0
+def _since(lane: Lane) -> int:
+    return lane.request.since if lane.request else 0
 
 
 @asynccontextmanager
@@ -568,12 +376,13 @@ async def open_engine(
     config: EngineConfig,
     lora_scale: float = 1.0,
     version: int = 0,
-    decode_text: Callable[[Sequence[int]], str] | None = None,
+    decode_text: DecodeText | None = None,
     limiter: trio.CapacityLimiter | None = None,
 ) -> AsyncIterator[Engine]:
     """Run an engine for the length of the block.
 
-    limiter: the one through which blocking JAX calls go; share it with the trainer (default: one of its own).
+    limiter: the one through which blocking JAX calls go; share it with the trainer (default: one of its own). To
+    sample while the trainer updates, give `snapshot(weights)`: an update donates the arrays it trains.
     """
     limiter = limiter or trio.CapacityLimiter(1)
     engine = Engine(

@@ -1,6 +1,7 @@
 """The engine against one pass over whole sequences, and against everything that could make a token depend on luck."""
 
 import itertools
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any
@@ -61,7 +62,7 @@ async def play(engine: Engine, group: int | None, seed: int, *, turns: int = 4, 
     return played
 
 
-async def play_all(engine: Engine, episodes: list[tuple[int | None, int]], **options: Any) -> dict[int, Played]:
+async def play_all(engine: Engine, episodes: Sequence[tuple[int | None, int]], **options: Any) -> dict[int, Played]:
     results: dict[int, Played] = {}
 
     async def one(group: int | None, seed: int) -> None:
@@ -115,7 +116,7 @@ async def test_I7_tokens_do_not_depend_on_company_order_or_slots(policy: SmallPo
     async with serve(policy) as engine:
         backwards = await play_all(engine, MIXED[::-1])
     async with serve(policy) as engine:
-        alone = {seed: await play(engine, None if group is None else group, seed) for group, seed in MIXED[::5]}
+        alone = {seed: await play(engine, group, seed) for group, seed in MIXED[::5]}
     for seed, played in alone.items():
         assert played.tokens == together[seed].tokens == backwards[seed].tokens
 
@@ -203,6 +204,15 @@ async def test_I1_rewinding_keeps_a_common_prefix_and_stays_exact(policy: SmallP
             session.rewind(99)
 
 
+async def test_I1_rewinding_into_the_shared_prompt_and_drawing_from_there_stays_exact(policy: SmallPolicy) -> None:
+    async with serve(policy) as engine, engine.session(group=3, seed=5) as session:
+        await session.sample(list(range(20, 50)), max_tokens=6)
+        session.rewind(12)
+        turn = await session.sample([], max_tokens=4)
+        expected = policy.logprobs(policy.weights, session.tokens)[-4:]
+        np.testing.assert_allclose(turn.logprobs, expected, atol=1e-5)
+
+
 @pytest.mark.parametrize("on_publish", ["recompute", "keep"])
 async def test_I15_new_weights_sample_and_old_keys_are_recomputed_or_tagged(
     policy: SmallPolicy, on_publish: Any
@@ -276,7 +286,7 @@ async def test_I9_an_error_on_the_device_reaches_who_waits(policy: SmallPolicy, 
 
     with pytest.RaisesGroup(pytest.RaisesExc(RuntimeError, match="the device is gone"), flatten_subgroups=True):
         async with serve(policy) as engine, engine.session(seed=1) as session:
-            monkeypatch.setattr(engine, "_decode", broken)
+            monkeypatch.setattr(engine._programs, "_decode", broken)
             await session.sample([1, 2], max_tokens=3)
 
 
@@ -310,24 +320,25 @@ def test_decoding_copies_no_cache(policy: SmallPolicy) -> None:
     """Structural, for the whole-store program: temporary memory far below one copy of the store."""
     config = EngineConfig(slots=32, context=480, prompts=2, prompt_context=32, decode_steps=8)
 
-    async def programs() -> tuple[int, int]:
+    async def memory() -> tuple[int, int]:
         async with serve(policy, config) as engine:
             seen: dict[str, Any] = {}
-            original = engine._decode
+            programs: Any = engine._programs
+            original = programs._decode
 
             def spy(*args: Any, **kwargs: Any) -> Any:
                 if kwargs["positions"] is None:
                     seen.update(args=args, kwargs=kwargs)
                 return original(*args, **kwargs)
 
-            engine._decode = spy
+            programs._decode = spy
             await play_all(engine, [(None, s) for s in range(32)], turns=12)
-            store_shape = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), engine._main)
+            store_shape = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), programs._main)
             compiled = original.lower(*seen["args"], **{**seen["kwargs"], "store": store_shape}).compile()
-            store = sum(x.nbytes for x in jax.tree.leaves(engine._main))
+            store = sum(x.nbytes for x in jax.tree.leaves(programs._main))
             return compiled.memory_analysis().temp_size_in_bytes, store
 
-    temporary, store = trio.run(programs)
+    temporary, store = trio.run(memory)
     assert temporary < store / 4
 
 
