@@ -3,7 +3,8 @@
 Knows the model, the loss, the optimizer and the packed batch. Knows nothing about rollouts, files or clocks. The
 micro-batches of a batch are a loop with a dynamic trip count inside the compiled step: their gradients are added in
 float32, nothing is divided (the weights hold the denominators, I5), and the padding micro-batches of a bucket are
-never visited. Under LoRA only the adapter is differentiated.
+never visited. A batch that arrives in parts is summed by that same loop, which goes on where the last part ended, and
+divided once. Under LoRA only the adapter is differentiated.
 """
 
 from collections.abc import Callable
@@ -36,6 +37,27 @@ MetricArrays = dict[str, jax.Array]
 TrainStep = Callable[["TrainState", Params | None, Batch], tuple["TrainState", MetricArrays]]
 EvalLogprobs = Callable[[Any, Params | None, Batch], jax.Array]
 Gradients = Callable[[Any, Params | None, Batch], tuple[Any, MetricArrays]]
+
+
+@struct.dataclass
+class Sums:
+    """What adds up over the micro-batches of a step, in float32: the weighted gradient, and metrics over tokens."""
+
+    grads: Any
+    metrics: Any  # MetricArrays; in a tree of shardings, a sharding
+
+
+Add = Callable[[Sums, Any, Params | None, Batch], Sums]
+Apply = Callable[["TrainState", Sums], tuple["TrainState", MetricArrays]]
+
+
+@dataclass(frozen=True)
+class StreamedStep:
+    """The three programs of a step whose batch arrives in parts: start, add each part, finish."""
+
+    start: Callable[[Any], Sums]
+    add: Add
+    finish: Callable[["TrainState", Sums, Any], tuple["TrainState", MetricArrays]]
 
 
 @struct.dataclass
@@ -150,25 +172,12 @@ def make_train_step(
     A batch without trainable tokens changes nothing but the step number. Neither does one whose loss or gradient is
     not finite: then `optim/nonfinite` is 1 and the parameters survive; the caller decides whether to go on.
     """
-    transform, schedule = make_transform(optimizer), make_schedule(optimizer)
     policy = _Policy(model, lora, temperature, mesh, remat, head_chunk, compute_dtype)
-    gradients = _gradients(policy, loss)
     state_sharding = None if mesh is None else state_shardings(model, lora, optimizer, mesh)
+    add, apply = _adding(policy, loss), _applying(optimizer, state_sharding)
 
     def step(state: TrainState, base: Params | None, batch: Batch) -> tuple[TrainState, MetricArrays]:
-        grads, sums = gradients(state.params, base, batch)
-        if state_sharding is not None:
-            grads = lax.with_sharding_constraint(grads, state_sharding.params)
-        norm, rate = optax.tree.norm(grads), schedule(state.step)
-        finite = jnp.isfinite(norm) & jnp.isfinite(sums["loss"])
-        updates, opt_state = transform.update(grads, state.opt_state, state.params)
-        params = jax.tree.map(lambda p, u: p - rate * u, state.params, updates)
-        use = finite & (sums["tokens"] > 0)
-        kept = jax.tree.map(
-            lambda new, old: jnp.where(use, new, old), (params, opt_state), (state.params, state.opt_state)
-        )
-        report = {"optim/grad_norm": norm, "optim/lr": rate, "optim/nonfinite": (~finite).astype(norm.dtype)}
-        return TrainState(state.step + 1, *kept), _metrics(sums) | report
+        return apply(state, add(_nothing(loss, state.params), state.params, base, batch))
 
     if mesh is None:
         return jax.jit(step, donate_argnums=0)
@@ -178,6 +187,53 @@ def make_train_step(
         donate_argnums=0,
         in_shardings=(state_sharding, base_sharding, batch_shardings(mesh)),
         out_shardings=(state_sharding, sharding.replicated(mesh)),
+    )
+
+
+def make_streamed_step(
+    model: ModelConfig,
+    lora: LoraConfig | None,
+    loss: LossFn,
+    optimizer: OptimizerConfig,
+    *,
+    temperature: float,
+    mesh: Mesh | None = None,
+    remat: bool = True,
+    head_chunk: int = HEAD_CHUNK,
+    compute_dtype: Any = None,
+) -> StreamedStep:
+    """The step of `make_train_step` in pieces, for a batch of which only some whole groups are there yet.
+
+    start(params) -> sums of nothing; add(sums, params, base, batch) -> sums, donating those it is given, compiled once
+    per shape of the batch; finish(state, sums, denominator) -> (state, metrics), donating the state. The batches hold
+    local weights (`aggregate.local_weights`), which the denominator of the whole divides in the end, so the
+    parameters are those of one step on everything, up to the order of summation.
+    """
+    policy = _Policy(model, lora, temperature, mesh, remat, head_chunk, compute_dtype)
+    state_sharding = None if mesh is None else state_shardings(model, lora, optimizer, mesh)
+    add, apply = _adding(policy, loss), _applying(optimizer, state_sharding)
+
+    def start(params: Any) -> Sums:
+        return _nothing(loss, params)
+
+    def finish(state: TrainState, sums: Sums, denominator: Any) -> tuple[TrainState, MetricArrays]:
+        scale = 1 / denominator  # XLA merges a division with that by the norm, and one part would not equal a whole
+        grads, total = jax.tree.map(lambda x: x * scale, (sums.grads, sums.metrics["loss"]))
+        return apply(state, Sums(grads, sums.metrics | {"loss": total}))
+
+    if state_sharding is None:
+        # kept, so that the first sums are bound to a device when the parameters are: else `add` compiles twice
+        begin = jax.jit(start, keep_unused=True)
+        return StreamedStep(begin, jax.jit(add, donate_argnums=0), jax.jit(finish, donate_argnums=0))
+    assert mesh is not None
+    params, whole = state_sharding.params, sharding.replicated(mesh)
+    sums = Sums(params, whole)
+    base = None if lora is None else base_shardings(model, mesh)
+    added, finished = (sums, params, base, batch_shardings(mesh)), (state_sharding, sums, whole)
+    return StreamedStep(
+        jax.jit(start, in_shardings=(params,), out_shardings=sums),
+        jax.jit(add, donate_argnums=0, in_shardings=added, out_shardings=sums),
+        jax.jit(finish, donate_argnums=0, in_shardings=finished, out_shardings=(state_sharding, whole)),
     )
 
 
@@ -193,11 +249,11 @@ def make_gradients(
     compute_dtype: Any = None,
 ) -> Gradients:
     """gradients(params, base, batch) -> (gradient of the weighted loss, metrics), jitted: a step without its update."""
-    gradients = _gradients(_Policy(model, lora, temperature, mesh, remat, head_chunk, compute_dtype), loss)
+    add = _adding(_Policy(model, lora, temperature, mesh, remat, head_chunk, compute_dtype), loss)
 
     def run(params: Any, base: Params | None, batch: Batch) -> tuple[Any, MetricArrays]:
-        grads, sums = gradients(params, base, batch)
-        return grads, _metrics(sums)
+        sums = add(_nothing(loss, params), params, base, batch)
+        return sums.grads, _metrics(sums.metrics)
 
     return jax.jit(run)
 
@@ -233,8 +289,8 @@ def _micro(batch: Batch, index: jax.Array) -> Batch:
     return jax.tree.map(pick, batch)
 
 
-def _gradients(policy: _Policy, loss: LossFn) -> Gradients:
-    """Sums of gradients and of metrics over the real micro-batches, in float32."""
+def _adding(policy: _Policy, loss: LossFn) -> Add:
+    """add(sums, params, base, batch): the sums with those of the real micro-batches of a batch on top."""
 
     def micro_loss(params: Any, base: Params | None, micro: Batch) -> tuple[jax.Array, MetricArrays]:
         logp, entropy = policy.logprobs(params, base, micro)
@@ -243,17 +299,50 @@ def _gradients(policy: _Policy, loss: LossFn) -> Gradients:
         sums = {name: x.sum() for name, x in (out.metrics | {"entropy": entropy}).items()}
         return total, sums | {"loss": total, "tokens": micro.mask.sum().astype(total.dtype)}
 
-    def gradients(params: Any, base: Params | None, batch: Batch) -> tuple[Any, MetricArrays]:
-        one = jax.jit(jax.grad(micro_loss, has_aux=True))  # traced once for the shapes and the loop
-        shapes = jax.eval_shape(one, params, base, _micro(batch, jnp.zeros((), jnp.int32)))
-        zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, accumulator(s.dtype)), shapes)
+    gradient = jax.grad(micro_loss, has_aux=True)
 
-        def body(i: jax.Array, sums: tuple[Any, MetricArrays]) -> tuple[Any, MetricArrays]:
-            return jax.tree.map(lambda a, x: a + x.astype(a.dtype), sums, one(params, base, _micro(batch, i)))
+    def add(sums: Sums, params: Any, base: Params | None, batch: Batch) -> Sums:
+        def body(i: jax.Array, sums: Sums) -> Sums:
+            more = Sums(*gradient(params, base, _micro(batch, i)))
+            return jax.tree.map(lambda a, x: a + x.astype(a.dtype), sums, more)
 
-        return lax.fori_loop(0, batch.count, body, zeros)
+        return lax.fori_loop(0, batch.count, body, sums)
 
-    return gradients
+    return add
+
+
+def _nothing(loss: LossFn, params: Any) -> Sums:
+    """The sums before any micro-batch."""
+    token = jnp.zeros(())
+    out = jax.eval_shape(lambda x, mask: loss(TokenInputs(x, x, x, mask)), token, token > 0)
+    names = (*out.metrics, "entropy", "loss", "tokens")
+    grads = jax.tree.map(lambda p: jnp.zeros(p.shape, accumulator(p.dtype)), params)
+    return Sums(grads, {name: jnp.zeros((), jnp.float32) for name in names})
+
+
+def _applying(optimizer: OptimizerConfig, where: TrainState | None) -> Apply:
+    """apply(state, sums): clip the gradient, move the parameters by it and report, unless there is nothing to move by.
+
+    where: the shardings of the state when there is a mesh.
+    """
+    transform, schedule = make_transform(optimizer), make_schedule(optimizer)
+
+    def apply(state: TrainState, sums: Sums) -> tuple[TrainState, MetricArrays]:
+        grads = sums.grads
+        if where is not None:
+            grads = lax.with_sharding_constraint(grads, where.params)
+        norm, rate = optax.tree.norm(grads), schedule(state.step)
+        finite = jnp.isfinite(norm) & jnp.isfinite(sums.metrics["loss"])
+        updates, opt_state = transform.update(grads, state.opt_state, state.params)
+        params = jax.tree.map(lambda p, u: p - rate * u, state.params, updates)
+        use = finite & (sums.metrics["tokens"] > 0)
+        kept = jax.tree.map(
+            lambda new, old: jnp.where(use, new, old), (params, opt_state), (state.params, state.opt_state)
+        )
+        report = {"optim/grad_norm": norm, "optim/lr": rate, "optim/nonfinite": (~finite).astype(norm.dtype)}
+        return TrainState(state.step + 1, *kept), _metrics(sums.metrics) | report
+
+    return apply
 
 
 def _metrics(sums: MetricArrays) -> MetricArrays:

@@ -1,5 +1,6 @@
 """The training half of a run: state on the device, one update a batch, weights for the engine.
 
+A batch comes whole (`update`), or group by group while others are still being played (`accumulate`, then `finish`).
 Owns the training state and the frozen base. Its methods block on the device and are called through the run's
 limiter; nothing here is async, and nothing knows about environments.
 """
@@ -13,11 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxrl.algo.aggregate import check_aggregation, token_weights
-from jaxrl.algo.batch import choose_width, pack, padding_fraction
+from jaxrl.algo.aggregate import check_aggregation, denominator, local_weights, token_weights
+from jaxrl.algo.batch import Batch, choose_width, pack, padding_fraction
 from jaxrl.algo.loss import make_loss
 from jaxrl.algo.optimizer import OptimizerConfig
-from jaxrl.algo.step import TrainState, init_state, make_train_step, state_shardings
+from jaxrl.algo.step import Sums, TrainState, init_state, make_streamed_step, make_train_step, state_shardings
 from jaxrl.models import spec
 from jaxrl.models.config import ModelConfig
 from jaxrl.models.lora import LoraConfig, lora_specs
@@ -66,6 +67,18 @@ class MeshShape:
     tensor: int = 1
 
 
+@dataclass(frozen=True)
+class _Underway:
+    """The part of a batch that was accumulated so far: sums on the device, counts on the host."""
+
+    sums: Sums
+    count: int = 0
+    groups: frozenset[int] = frozenset()
+    datums: int = 0
+    positions: int = 0
+    padded: int = 0
+
+
 class Learner:
     """Owns the training state. `params` of the state is the adapter under LoRA, else the whole model."""
 
@@ -86,7 +99,10 @@ class Learner:
         self.lora_scale = lora.scale if lora else 1.0
         self._objective, self._packing = objective, packing
         loss = make_loss(objective.loss, objective.loss_config)
-        self._step = make_train_step(model, lora, loss, optimizer, temperature=temperature, remat=remat, mesh=mesh)
+        options = {"temperature": temperature, "remat": remat, "mesh": mesh}
+        self._step = make_train_step(model, lora, loss, optimizer, **options)
+        self._streamed = make_streamed_step(model, lora, loss, optimizer, **options)  # compiled when it is first used
+        self._underway: _Underway | None = None
         if lora is None:
             self._base, start = None, base
         else:
@@ -96,38 +112,92 @@ class Learner:
 
     @property
     def weights(self) -> Weights:
-        """What to sample from: the very arrays that are trained. Gone after the next update, which donates them."""
+        """What to sample from: the very arrays that are trained. Gone after the next step, which donates them."""
         return Weights(self.state.params) if self._base is None else Weights(self._base, self.state.params)
 
     @property
     def step(self) -> int:
-        """Updates made so far."""
+        """Optimizer steps made so far."""
         return int(self.state.step)
 
     @property
     def compilations(self) -> int:
         """Training programs compiled so far."""
-        return self._step._cache_size()  # pyright: ignore
+        programs = (self._step, self._streamed.start, self._streamed.add, self._streamed.finish)
+        return sum(program._cache_size() for program in programs)  # pyright: ignore
 
     def update(self, data_D: Sequence[Datum]) -> dict[str, float]:
         """One optimizer step on a whole batch (none for an empty one). Raises FloatingPointError when it diverged."""
+        if self._underway is not None:
+            raise RuntimeError(
+                f"a step with {self._underway.datums} accumulated datums is under way, and its gradient belongs to "
+                "the parameters as they are: call finish() before update()"
+            )
         if not data_D:
             return {"data/datums": 0.0}
         weights_D = token_weights(data_D, self._objective.aggregation, constant=self._objective.aggregation_constant)
-        width = choose_width(data_D, self._packing.widths)
-        batch = pack(data_D, weights_D, width=width, rows=self._packing.rows)
+        batch = self._packed(data_D, weights_D)
         self.state, metrics = self._step(self.state, self._base, batch)
+        return self._checked(metrics) | {
+            "data/datums": float(len(data_D)),
+            "data/padding_fraction": padding_fraction(batch),
+        }
+
+    def accumulate(self, data_D: Sequence[Datum]) -> None:
+        """Add the gradient of some whole groups to the step under way, which begins with the first of them.
+
+        The parameters stay until `finish`, so they may be sampled from meanwhile. Does not wait for the device.
+        """
+        if not data_D:
+            return
+        groups = frozenset(d.group for d in data_D)
+        if self._underway is not None and (again := groups & self._underway.groups):
+            raise ValueError(
+                f"group {min(again)} was accumulated already: all datums of a group go into one call, because their "
+                "weights depend on each other. Number the groups through the whole step"
+            )
+        weights_D, count = local_weights(
+            data_D, self._objective.aggregation, constant=self._objective.aggregation_constant
+        )
+        batch = self._packed(data_D, weights_D)
+        so_far = self._underway or _Underway(self._streamed.start(self.state.params))
+        positions = int(batch.count) * batch.mask[0].size
+        self._underway = _Underway(
+            sums=self._streamed.add(so_far.sums, self.state.params, self._base, batch),
+            count=so_far.count + count,
+            groups=so_far.groups | groups,
+            datums=so_far.datums + len(data_D),
+            positions=so_far.positions + positions,
+            padded=so_far.padded + positions - sum(len(d.tokens) - 1 for d in data_D),
+        )
+
+    def finish(self) -> dict[str, float]:
+        """The optimizer step of all that was accumulated: what `update` does with it (so none if nothing was)."""
+        if self._underway is None:
+            return {"data/datums": 0.0}
+        part, self._underway = self._underway, None
+        self.state, metrics = self._streamed.finish(self.state, part.sums, np.float32(denominator(part.count)))
+        return self._checked(metrics) | {
+            "data/datums": float(part.datums),
+            "data/padding_fraction": part.padded / max(part.positions, 1),
+        }
+
+    def _packed(self, data_D: Sequence[Datum], weights_D: Sequence[np.ndarray]) -> Batch:
+        return pack(data_D, weights_D, width=choose_width(data_D, self._packing.widths), rows=self._packing.rows)
+
+    def _checked(self, metrics: Mapping[str, jax.Array]) -> dict[str, float]:
+        """The metrics of the step just made, as numbers."""
         numbers = {name: float(value) for name, value in jax.device_get(metrics).items()}
         if numbers.get("optim/nonfinite"):
             raise FloatingPointError(
                 f"step {self.step}: loss or gradient is not finite; the parameters were left as they were. Lower the "
                 "learning rate, or look at the rewards and log-probs of this step's rollouts"
             )
-        return numbers | {"data/datums": float(len(data_D)), "data/padding_fraction": padding_fraction(batch)}
+        return numbers
 
     def restore(self, state: TrainState) -> None:
-        """Take over a state read from a checkpoint."""
-        self.state = state
+        """Take over a state read from a checkpoint. What was accumulated for another one is forgotten."""
+        self.state, self._underway = state, None
 
     def abstract_state(self) -> Any:
         """Shapes and dtypes of the state, for reading a checkpoint."""

@@ -10,7 +10,7 @@ from algo_cases import constant_of, datum
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxrl.algo.aggregate import AGGREGATIONS, token_weights
+from jaxrl.algo.aggregate import AGGREGATIONS, denominator, local_weights, token_weights
 from jaxrl.types import Datum
 
 GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "loss_golden.json").read_text())
@@ -95,6 +95,55 @@ def test_I5_properties(seed: int, name: str) -> None:
     np.testing.assert_allclose(split[0] + split[1], weights[0])
     for a, b in zip(split[2:], weights[1:], strict=True):
         np.testing.assert_allclose(a, b)
+
+
+# --- a batch that arrives in parts ---------------------------------------------------------------
+
+# Group 0: an episode of 3 + 1 trained tokens that split, and one of 2. Group 1: one of 2, and one that is masked.
+SMALL = [([1, 1, 1], 0, 0), ([0, 1], 0, 0), ([1, 1], 0, 1), ([1, 1], 1, 2), ([0, 0], 1, 3)]
+BY_HAND = {
+    "token_sum": ([1, 1, 1, 1], 0, 0),
+    "token_mean": ([1, 1, 1, 1], 6, 2),
+    "seq_mean_token_mean": ([1 / 4, 1 / 4, 1 / 2, 1 / 2], 2, 1),
+    "seq_mean_token_sum": ([1, 1, 1, 1], 2, 1),
+    "seq_mean_token_sum_norm": ([1 / 8, 1 / 8, 1 / 8, 1 / 8], 2, 1),
+    "episode_mean_token_mean": ([1 / 4, 1 / 4, 1 / 2, 1 / 2], 2, 1),
+    "prompt_mean": ([1 / 6, 1 / 6, 1 / 6, 1 / 2], 1, 1),
+}
+"""Local weight of the datums that are trained, and what each group adds to the count."""
+
+
+@pytest.mark.parametrize("name", AGGREGATIONS)
+def test_local_weights_and_counts_by_hand(name: str) -> None:
+    data = [from_mask([float(x) for x in m], g, e) for m, g, e in SMALL]
+    expected, *counts = BY_HAND[name]
+    for part, count, wanted in ((data[:3], counts[0], expected[:3]), (data[3:], counts[1], [*expected[3:], 0])):
+        weights, got = local_weights(part, name, constant=constant_of(name))
+        assert got == count
+        assert [w.max() for w in weights] == pytest.approx(wanted)
+    whole, count = local_weights(data, name, constant=constant_of(name))
+    assert count == sum(counts)
+    assert [w.max() for w in whole] == pytest.approx([*expected, 0])
+    assert local_weights([], name, constant=constant_of(name)) == ([], 0)
+
+
+def test_a_batch_without_anything_to_count_divides_by_one() -> None:
+    assert [denominator(n) for n in (0, 1, 7)] == [1, 1, 7]
+
+
+@given(seed=st.integers(0, 1000), parts=st.integers(1, 4), name=st.sampled_from(sorted(AGGREGATIONS)))
+def test_I5_parts_have_the_weights_of_the_whole(seed: int, parts: int, name: str) -> None:
+    """Whatever the partition of the groups, and to the last bit."""
+    rng = np.random.default_rng(seed)
+    data = [datum(rng, int(rng.integers(1, 9)), int(rng.integers(0, 5)), int(rng.integers(0, 3))) for _ in range(9)]
+    part_of = rng.integers(0, parts, 5)
+    picked = [[i for i, d in enumerate(data) if part_of[d.group] == part] for part in range(parts)]
+    local = [local_weights([data[i] for i in indices], name, constant=constant_of(name)) for indices in picked]
+    total = denominator(sum(count for _, count in local))
+    whole = token_weights(data, name, constant=constant_of(name))
+    for indices, (weights, _) in zip(picked, local, strict=True):
+        for i, w in zip(indices, weights, strict=True):
+            np.testing.assert_array_equal(w / total, whole[i])
 
 
 def test_I12_errors_teach(data_D: list[Datum]) -> None:

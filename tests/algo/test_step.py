@@ -1,7 +1,8 @@
 """The training step: one gradient whatever the packing, nothing from masked tokens, one compilation a shape."""
 
+import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,15 +10,29 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from algo_cases import CHUNK, TEMPERATURE, assert_trees_close, datum, packed
+from algo_cases import CHUNK, ROWS, TEMPERATURE, WIDTH, assert_trees_close, constant_of, datum, packed
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from jaxrl.algo.aggregate import AGGREGATIONS, token_weights
+from jaxrl.algo.aggregate import AGGREGATIONS, denominator, local_weights, token_weights
+from jaxrl.algo.batch import pack
 from jaxrl.algo.loss import LOSSES, TokenInputs, make_loss
 from jaxrl.algo.optimizer import OptimizerConfig, make_transform
-from jaxrl.algo.step import TrainState, init_state, make_eval_logprobs, make_gradients, make_train_step
+from jaxrl.algo.step import (
+    StreamedStep,
+    TrainState,
+    base_shardings,
+    init_state,
+    make_eval_logprobs,
+    make_gradients,
+    make_streamed_step,
+    make_train_step,
+    state_shardings,
+)
 from jaxrl.models.config import ModelConfig
 from jaxrl.models.forward import hidden_states, logits
 from jaxrl.models.lora import Adapter, LoraConfig, merge
+from jaxrl.models.sharding import make_mesh
 from jaxrl.types import Datum
 
 Compiled = Callable[[str], Any]
@@ -266,6 +281,154 @@ def test_padding_micro_batches_are_not_visited(
     full = jax.tree.map(lambda x: np.concatenate([x[:1]] * 4) if x.ndim else x, batch)
     want = gradients("ppo")(adapter, base, batch)
     jax.tree.map(np.testing.assert_array_equal, gradients("ppo")(adapter, base, full), want)
+
+
+# --- a step whose batch arrives in parts ---------------------------------------------------------
+
+Parts = Sequence[Sequence[Datum]]
+
+
+@pytest.fixture(scope="module")
+def start(adapter: Adapter) -> TrainState:
+    return init_state(OPTIMIZER, adapter)
+
+
+@pytest.fixture(scope="module")
+def whole(model: ModelConfig, lora: LoraConfig) -> Compiled:
+    """Compiled steps on a whole batch, one a loss."""
+    kwargs = {"temperature": TEMPERATURE, "head_chunk": CHUNK}
+    return functools.cache(lambda name: make_train_step(model, lora, make_loss(name), OPTIMIZER, **kwargs))
+
+
+@pytest.fixture(scope="module")
+def streamed(model: ModelConfig, lora: LoraConfig) -> Callable[[str], StreamedStep]:
+    """Compiled steps in parts, one a loss."""
+    kwargs = {"temperature": TEMPERATURE, "head_chunk": CHUNK}
+    return functools.cache(lambda name: make_streamed_step(model, lora, make_loss(name), OPTIMIZER, **kwargs))
+
+
+def copied(state: TrainState) -> TrainState:
+    return jax.tree.map(lambda x: jnp.array(x, copy=True), state)
+
+
+def in_parts(step: StreamedStep, state: TrainState, base: Any, parts: Parts, aggregation: str, rows: int = ROWS) -> Any:
+    """(state, metrics) of one step to which the parts were added in this order. Takes the state over."""
+    sums, total = step.start(state.params), 0
+    for part in parts:
+        weights, count = local_weights(part, aggregation, constant=constant_of(aggregation))
+        batch = pack(part, weights, width=WIDTH, rows=rows, micro_batches=MICRO_BATCHES)
+        sums, total = step.add(sums, state.params, base, batch), total + count
+    return step.finish(state, sums, np.float32(denominator(total)))
+
+
+def at_once(step: Any, state: TrainState, base: Any, data: Sequence[Datum], aggregation: str) -> Any:
+    return step(copied(state), base, packed(data, aggregation, micro_batches=MICRO_BATCHES))
+
+
+MICRO_BATCHES = 2
+STREAMED = [(name, aggregation) for name in ("ppo", "importance_sampling") for aggregation in AGGREGATIONS]
+
+
+@pytest.mark.parametrize(("name", "aggregation"), STREAMED)
+def test_I5_parts_give_the_step_of_the_whole(
+    name: str, aggregation: str, whole: Compiled, streamed: Compiled, start: Any, base: Any, data_D: list[Datum]
+) -> None:
+    """Parameters, moments and metrics; an empty part, and one without trained tokens, are parts like any other."""
+    a, b, c = data_D[:2], data_D[2:4], data_D[4:]
+    untrained = [replace(d, mask=np.zeros_like(d.mask), group=7) for d in a]
+    want = at_once(whole(name), start, base, data_D, aggregation)
+    for parts in ([a, b, c], [c, [], a + b], [b + c, untrained, a], [[], data_D]):
+        got = in_parts(streamed(name), copied(start), base, parts, aggregation)
+        assert_trees_close(got, want)
+    assert float(want[1]["optim/tokens"]) == sum(d.mask.sum() for d in data_D)
+
+
+@pytest.mark.parametrize("aggregation", [name for name in AGGREGATIONS if name != "token_mean"])
+def test_a_single_part_gives_the_step_of_the_whole_to_the_last_bit(
+    aggregation: str, whole: Compiled, streamed: Compiled, start: Any, base: Any, data_D: list[Datum]
+) -> None:
+    """Where dividing rounds nothing: by one, two groups or four episodes. So it is the same sum, made the same way."""
+    data = data_D[:4]
+    want = at_once(whole("ppo"), start, base, data, aggregation)
+    got = in_parts(streamed("ppo"), copied(start), base, [data], aggregation)
+    jax.tree.map(np.testing.assert_array_equal, got, want)
+
+
+@given(
+    part_of=st.lists(st.integers(0, 3), min_size=5, max_size=5),
+    seed=st.integers(0, 100),
+    rule=st.sampled_from(STREAMED),
+)
+@settings(max_examples=20)
+def test_I5_properties_of_parts(
+    part_of: list[int], seed: int, rule: tuple[str, str], whole: Any, streamed: Any, start: Any, base: Any
+) -> None:
+    """Any partition of five groups, its parts in any order, with episodes of several datums."""
+    rng, (name, aggregation) = np.random.default_rng(seed), rule
+    data = [datum(rng, int(rng.integers(2, 20)), i % 5, int(rng.integers(0, 2))) for i in range(12)]
+    parts = [[d for d in data if part_of[d.group] == part] for part in range(4)]
+    want = at_once(whole(name), start, base, data, aggregation)
+    got = in_parts(streamed(name), copied(start), base, parts, aggregation)
+    assert_trees_close(got, want, 2e-5)
+
+
+@pytest.mark.parametrize("cause", ["nothing", "nan", "inf"])
+def test_parts_without_tokens_or_with_a_bad_gradient_keep_the_parameters(
+    cause: str, streamed: Compiled, start: Any, base: Any, data_D: list[Datum]
+) -> None:
+    parts: list[list[Datum]] = [[], []]
+    if cause != "nothing":
+        d = data_D[0]
+        parts = [data_D[2:], [replace(d, advantages=np.where(d.mask, float(cause), 0).astype(np.float32))], data_D[1:2]]
+    state, metrics = in_parts(streamed("ppo"), copied(start), base, parts, "token_mean")
+    assert float(metrics["optim/nonfinite"]) == (cause != "nothing")
+    jax.tree.map(np.testing.assert_array_equal, (state.params, state.opt_state), (start.params, start.opt_state))
+    state, metrics = in_parts(streamed("ppo"), state, base, [data_D], "token_mean")
+    assert float(metrics["optim/nonfinite"]) == 0
+    assert int(state.step) == 2
+
+
+@pytest.mark.parametrize("restored", [False, True])
+def test_I11_parts_take_one_compilation_a_shape_and_two_more(
+    restored: bool, model: ModelConfig, lora: LoraConfig, start: Any, base: Any, data_D: list[Datum]
+) -> None:
+    """Also with a state that is bound to its device, as one read from a checkpoint is."""
+    step: Any = make_streamed_step(model, lora, make_loss("ppo"), OPTIMIZER, temperature=TEMPERATURE, head_chunk=CHUNK)
+    programs = lambda: [f._cache_size() for f in (step.start, step.add, step.finish)]  # noqa: E731
+    assert programs() == [0, 0, 0]
+    state = jax.device_put(copied(start), jax.devices()[0]) if restored else copied(start)
+    for parts in ([data_D[:2], data_D[2:]], [data_D], []):
+        state, _ = in_parts(step, state, base, parts, "token_mean")
+    assert programs() == [1, 1, 1]
+
+
+def test_sums_are_donated_and_the_parameters_are_not(
+    streamed: Compiled, start: Any, base: Any, data_D: list[Datum]
+) -> None:
+    step, batch = streamed("ppo"), packed(data_D, micro_batches=MICRO_BATCHES)
+    old = step.start(start.params)
+    new = step.add(old, start.params, base, batch)
+    assert all(x.is_deleted() for x in jax.tree.leaves(old))
+    assert not any(x.is_deleted() for x in jax.tree.leaves((start, base, new)))
+
+
+@pytest.mark.parametrize("adapted", [True, False], ids=["lora", "full"])
+def test_I5_parts_on_a_mesh_give_the_step_of_the_whole_on_one_device(
+    adapted: bool, model: ModelConfig, lora: LoraConfig, base: Any, adapter: Adapter, data_D: list[Datum]
+) -> None:
+    mesh, loss = make_mesh(2, 2, 2), make_loss("ppo")
+    kwargs = {"temperature": TEMPERATURE, "head_chunk": CHUNK}
+    config, params, frozen = (lora, adapter, base) if adapted else (None, base, None)
+    alone = make_train_step(model, config, loss, OPTIMIZER, **kwargs)
+    want = at_once(alone, init_state(OPTIMIZER, params), frozen, data_D, "seq_mean_token_mean")
+    where = state_shardings(model, config, OPTIMIZER, mesh)
+    spread = None if frozen is None else jax.device_put(frozen, base_shardings(model, mesh))
+    step: Any = make_streamed_step(model, config, loss, OPTIMIZER, mesh=mesh, **kwargs)
+    state = init_state(OPTIMIZER, params, shardings=where)
+    got = in_parts(step, state, spread, [data_D[4:], data_D[:4]], "seq_mean_token_mean", rows=8)
+    assert [f._cache_size() for f in (step.start, step.add, step.finish)] == [1, 1, 1]
+    assert jax.tree.all(jax.tree.map(lambda x, s: x.sharding == s, got[0], where))
+    assert_trees_close(got, want, 5e-5)
 
 
 # --- LoRA and full fine-tuning -------------------------------------------------------------------

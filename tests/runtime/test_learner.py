@@ -1,5 +1,7 @@
-"""The training state: one update a batch, what is sampled is what is trained, and a step that diverged says so."""
+"""The training state: one update a batch, whole or in parts, what is sampled is what is trained, and a step that
+diverged says so."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +23,8 @@ LORA = LoraConfig(rank=2, alpha=4.0)
 
 def make(lora: LoraConfig | None = LORA, **options: Any) -> Learner:
     given = {"objective": Objective("ppo", "token_mean"), "packing": Packing((32, 64), 2), **options}
-    return Learner(TALKER, talker().params, lora=lora, optimizer=OptimizerConfig(1e-2), **given)
+    given = {"optimizer": OptimizerConfig(1e-2), **given}
+    return Learner(TALKER, talker().params, lora=lora, **given)
 
 
 @pytest.fixture(scope="module")
@@ -145,6 +148,136 @@ def test_I10_a_restored_state_goes_on_bit_for_bit(learner: Learner, tmp_path: An
     assert learner.step == 2
     assert [learner.update(datums(4, seed=i)) for i in (2, 3)] == metrics[2:]
     assert same(learner.state, straight)
+
+
+# --- a step in parts ------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def _streaming() -> tuple[Learner, TrainState]:
+    """One shape for everything here. A larger eps, or Adam makes whole numbers of rounding errors."""
+    given = {"optimizer": OptimizerConfig(1e-2, eps=1e-4), "packing": Packing((32,), 8)}
+    learner = make(objective=Objective("ppo", "prompt_mean"), **given)
+    return learner, copied(learner.state)
+
+
+@pytest.fixture
+def streaming(_streaming: tuple[Learner, TrainState]) -> Learner:
+    """A learner in its first state, with nothing accumulated."""
+    learner, start = _streaming
+    learner.restore(copied(start))
+    return learner
+
+
+def in_parts(learner: Learner, parts: Sequence[Sequence[Datum]]) -> dict[str, float]:
+    for part in parts:
+        learner.accumulate(part)
+    return learner.finish()
+
+
+def assert_close(got: TrainState, want: TrainState) -> None:
+    for x, y in zip(arrays(got), arrays(want), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "parts", [[(0, 2), (2, 4), (4, 8)], [(4, 8), (0, 0), (0, 4)]], ids=["in_order", "out_of_order"]
+)
+def test_I5_steps_in_parts_are_the_updates(streaming: Learner, parts: list[tuple[int, int]]) -> None:
+    """Three steps, so that the moments of one reach the next. The padding is that of other batches."""
+    first = copied(streaming.state)
+    want = [streaming.update(datums(8, seed=i)) for i in range(3)]
+    whole = copied(streaming.state)
+    streaming.restore(first)
+    got = [in_parts(streaming, [datums(8, seed=i)[a:b] for a, b in parts]) for i in range(3)]
+    assert_close(streaming.state, whole)
+    assert streaming.step == 3
+    for one, other in zip(got, want, strict=True):
+        assert other.pop("data/padding_fraction") < one.pop("data/padding_fraction") < 1
+        assert one == pytest.approx(other, rel=2e-4, abs=1e-6)
+
+
+def test_I10_one_part_is_the_update_and_its_state_is_checkpointed_like_it(streaming: Learner, tmp_path: Any) -> None:
+    """Two groups, so that dividing rounds nothing: the same to the last bit, padding too."""
+    shape, first = streaming.abstract_state(), copied(streaming.state)
+    want = [streaming.update(datums(4, seed=i)) for i in range(2)]
+    whole = copied(streaming.state)
+    streaming.restore(first)
+    assert in_parts(streaming, [datums(4, seed=0)]) == want[0]
+    assert streaming.abstract_state() == shape
+    with Checkpointer(tmp_path) as checkpoints:
+        checkpoints.save(1, streaming.state)
+        state, _ = checkpoints.restore(1, shape)
+    streaming.restore(state)
+    assert in_parts(streaming, [datums(4, seed=1)]) == want[1]
+    assert same(streaming.state, whole)
+
+
+def test_nothing_accumulated_is_no_step(streaming: Learner) -> None:
+    before = arrays(streaming.state)
+    assert streaming.finish() == {"data/datums": 0.0}
+    assert in_parts(streaming, [[], []]) == {"data/datums": 0.0}
+    assert same(before, streaming.state)
+
+
+def test_I15_the_weights_stay_until_the_step_is_finished(streaming: Learner) -> None:
+    before, sampled = arrays(streaming.weights.adapter), streaming.weights.adapter
+    streaming.accumulate(datums(4))
+    assert streaming.weights.adapter is sampled
+    assert same(sampled, before)
+    streaming.finish()
+    assert streaming.weights.adapter is streaming.state.params
+    assert not same(streaming.state.params, before)
+
+
+def test_a_group_in_two_parts_is_refused_and_the_step_goes_on(streaming: Learner) -> None:
+    data = datums(8)
+    want = in_parts(streaming, [data[:4], data[4:]])
+    assert want["data/datums"] == 8
+    streaming.accumulate(data[:4])
+    with pytest.raises(
+        ValueError, match=r"group 1 was accumulated already: .* Number the groups through the whole step"
+    ):
+        streaming.accumulate(data[3:6])
+    with pytest.raises(ValueError, match=r"has 80 tokens .* widest row has 32"):
+        streaming.accumulate([replace(d, tokens=np.resize(d.tokens, 80), **resized(d)) for d in data[4:5]])
+    streaming.accumulate(data[4:])
+    assert streaming.finish()["optim/tokens"] == want["optim/tokens"] == trained_tokens(data)
+    streaming.accumulate(data[:2])  # the next step knows nothing of these groups
+    assert streaming.finish()["data/datums"] == 2
+
+
+def test_a_part_that_diverges_spoils_its_own_step_only(streaming: Learner) -> None:
+    streaming.update(datums(4))
+    before = arrays((streaming.state.params, streaming.state.opt_state))
+    data = datums(6)
+    broken = [replace(d, advantages=np.where(d.mask, np.inf, 0.0).astype(np.float32)) for d in data[2:4]]
+    with pytest.raises(FloatingPointError, match=r"step 2: loss or gradient is not finite; .* Lower the learning rate"):
+        in_parts(streaming, [data[:2], broken, data[4:]])
+    assert same(before, (streaming.state.params, streaming.state.opt_state))
+    after = copied(streaming.state)
+    metrics = in_parts(streaming, [datums(4, seed=1)])
+    streaming.restore(after)
+    assert streaming.update(datums(4, seed=1)) == metrics
+
+
+def test_a_whole_update_cannot_come_between(streaming: Learner) -> None:
+    first = copied(streaming.state)
+    streaming.accumulate(datums(4))
+    with pytest.raises(RuntimeError, match=r"4 accumulated datums is under way.* call finish\(\) before update"):
+        streaming.update(datums(4))
+    streaming.restore(first)
+    assert streaming.finish() == {"data/datums": 0.0}, "a restored state takes no gradient of another one"
+
+
+def test_I11_parts_of_any_number_use_the_declared_shapes(streaming: Learner) -> None:
+    in_parts(streaming, [datums(8)])
+    streaming.update(datums(8))
+    programs = streaming.compilations
+    for cut in (2, 4, 6):
+        in_parts(streaming, [datums(8, seed=cut)[:cut], datums(8, seed=cut)[cut:]])
+    assert streaming.compilations == programs
+    assert make().compilations == 0, "each program waits for its first use"
 
 
 def test_the_seed_makes_the_adapter() -> None:
