@@ -220,9 +220,12 @@ async def raw(endpoint: Endpoint, *frames: Any) -> trio.SocketStream:
     return stream
 
 
-async def hung_up(stream: trio.SocketStream) -> bool:
+async def hung_up(stream: trio.SocketStream, said: bytes = b"") -> bool:
+    """Whether the endpoint closes the connection; it may do so before all was said."""
     with trio.fail_after(2):
         try:
+            if said:
+                await stream.send_all(said)
             return await stream.receive_some() == b""
         except trio.BrokenResourceError:
             return True
@@ -253,8 +256,7 @@ async def test_garbage_ends_its_connection_and_no_other(wrong: bytes, said: tupl
         stream = await (raw(endpoint, *said) if said else stranger(endpoint))
         async with stream:
             assert len(sampler.live) == 1 + len(said)
-            await stream.send_all(wrong)
-            assert await hung_up(stream)
+            assert await hung_up(stream, wrong)
         assert len(sampler.live) == 1
         assert len((await other.sample([1], max_tokens=2)).tokens) == 2
 
@@ -279,8 +281,7 @@ async def test_a_request_that_is_none_never_reaches_the_sampler(request_: Any) -
 
     sampler = HashSampler(act=never)
     async with open_endpoint(sampler) as endpoint, await raw(endpoint, OPEN) as stream:
-        await stream.send_all(pack(request_))
-        assert await hung_up(stream)
+        assert await hung_up(stream, pack(request_))
         assert not sampler.live
 
 
@@ -300,16 +301,14 @@ async def test_a_request_that_is_none_never_reaches_the_sampler(request_: Any) -
 async def test_asking_for_what_there_is_not_ends_the_connection(request_: Any) -> None:
     sampler = HashSampler()
     async with open_endpoint(sampler) as endpoint, await raw(endpoint) as stream:
-        await stream.send_all(pack(request_))
-        assert await hung_up(stream)
+        assert await hung_up(stream, pack(request_))
         assert sampler.asked == []
 
 
 async def test_who_asks_again_before_the_answer_is_dropped() -> None:
     sampler = HashSampler(act=forever)
     async with open_endpoint(sampler) as endpoint, await raw(endpoint, OPEN) as stream:
-        await stream.send_all(pack(ASK) * 3)
-        assert await hung_up(stream)
+        assert await hung_up(stream, pack(ASK) * 3)
         assert not sampler.live
 
 
@@ -323,15 +322,13 @@ async def test_without_the_token_nothing_is_said(token: Any) -> None:
                 pass
         assert sampler.asked == []
         async with await stranger(endpoint) as stream:
-            await stream.send_all(pack({**OPEN, "padding": "x" * 2000}))
-            assert await hung_up(stream), "a stranger's frame may not be large"
+            assert await hung_up(stream, pack({**OPEN, "padding": "x" * 2000})), "a stranger's frame may not be large"
 
 
 async def test_a_stranger_who_says_nothing_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(endpoint_module, "CONNECT_SECONDS", 0.02)
     async with open_endpoint(HashSampler()) as endpoint, await stranger(endpoint) as stream:
-        await stream.send_all(b"\0\0")
-        assert await hung_up(stream)
+        assert await hung_up(stream, b"\0\0")
 
 
 @pytest.mark.parametrize("moment", ["idle", "asking"])
