@@ -8,9 +8,9 @@ renderer.
 import abc
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-from jaxrl.types import Logs, Message, Metrics, StopReason, Task, ToolSpec, Trajectory
+from jaxrl.types import Conclusion, Logs, Message, Metrics, StopReason, Task, ToolSpec, Trajectory
 
 Observation = tuple[int, ...]
 """The whole context the next action is sampled from, as token ids."""
@@ -35,13 +35,20 @@ class StepResult:
     logs: Logs = field(default_factory=dict)
     stop_reason: StopReason | None = None
     rewrite: str | None = None  # why next_observation does not extend observation + action
+    masked: bool = False  # the action stays in the context but is not trained
 
 
 @dataclass(frozen=True)
 class ActionExtra:
-    """How the sampling of an action ended: a stop condition was met, or the budget ran out."""
+    """What the runtime knows about an action and the env does not.
+
+    stop: whether a stop condition was met, or the budget ran out. turns_left: turns the limits allow after this one.
+    max_tool_calls: calls the limits allow an episode. None is unlimited.
+    """
 
     stop: Literal["stop", "length"]
+    turns_left: int | None = None
+    max_tool_calls: int | None = None
 
 
 class Env(abc.ABC):
@@ -54,6 +61,13 @@ class Env(abc.ABC):
     @abc.abstractmethod
     async def step(self, action: Sequence[int], *, extra: ActionExtra | None = None) -> StepResult:
         """Act with the sampled ids (stop token included)."""
+
+    async def conclude(self, reason: StopReason) -> Conclusion | None:
+        """Grade an episode that a limit or a timeout ended, which `step` was not told. None: nothing to add.
+
+        Called at most once, before `close`. A timeout is trained only if this returns something.
+        """
+        return None
 
     async def close(self) -> None:
         """Release what the episode holds. Called exactly once, also after an error or a cancellation."""
@@ -91,6 +105,13 @@ class MessageEnv(abc.ABC):
         """The tools shown to the model."""
         return ()
 
+    async def conclude(self, reason: StopReason) -> Conclusion | None:
+        """Grade an episode that a limit or a timeout ended, which `step` was not told. None: nothing to add.
+
+        Called at most once, before `close`. A timeout is trained only if this returns something.
+        """
+        return None
+
     @property
     @abc.abstractmethod
     def messages(self) -> Sequence[Message]:
@@ -105,16 +126,29 @@ EnvFactory = Callable[[Task], MessageEnv] | Callable[[Task], Awaitable[MessageEn
 
 
 class EnvGroupBuilder(abc.ABC):
-    """Makes the envs of one group: several attempts at one task. Picklable."""
+    """Makes the envs of one group: several attempts at one task. Picklable.
+
+    coupled: the members play with or against each other, so that none can be replayed without the others.
+    """
+
+    coupled: ClassVar[bool] = False
 
     @abc.abstractmethod
     async def make_envs(self) -> Sequence[Env]:
         """Fresh envs of the same task and starting state, one per member."""
 
+    async def remake(self, member: int) -> Env | None:
+        """A fresh env for one member whose attempt failed. None: take it from a fresh `make_envs`, close the others."""
+        return None
+
     async def compute_group_rewards(
         self, trajectories_G: Sequence[Trajectory], envs_G: Sequence[Env]
     ) -> Sequence[tuple[float, Metrics]]:
-        """Rewards that need the whole group, in member order, added to the step rewards. Default: zeros."""
+        """Rewards that need the whole group, added to the step rewards. Default: zeros.
+
+        Called once every member has ended, with those that can be trusted (no faults), in member order, and their
+        envs, which are closed by then. Returns one (reward, metrics) for each.
+        """
         return [(0.0, {}) for _ in trajectories_G]
 
     async def cleanup(self) -> None:

@@ -15,6 +15,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from contextlib import AsyncExitStack, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -28,6 +29,7 @@ from jax.sharding import Mesh
 from rich.console import Console
 
 from jaxrl.algo.optimizer import OptimizerConfig
+from jaxrl.algo.shaping import Shaping
 from jaxrl.algo.variants import VARIANTS
 from jaxrl.chat.families import renderer_for
 from jaxrl.chat.renderer import Renderer
@@ -36,20 +38,57 @@ from jaxrl.models.config import ModelConfig
 from jaxrl.models.lora import LoraConfig
 from jaxrl.models.sharding import make_mesh
 from jaxrl.models.spec import Params
+from jaxrl.runtime.asyncio_bridge import open_asyncio
 from jaxrl.runtime.checkpoint import Checkpointer
 from jaxrl.runtime.engine import EngineConfig, open_engine
 from jaxrl.runtime.episode import Limits
+from jaxrl.runtime.executor import open_executor, refuse_fork
 from jaxrl.runtime.learner import Learner, MeshShape, Objective, Packing
 from jaxrl.runtime.log import MetricsLog, Progress, held_out, read_metrics
-from jaxrl.runtime.loop import Run, Sampling, Schedule, train_loop
-from jaxrl.runtime.message_env import MessageEnvDataset
+from jaxrl.runtime.loop import Mode, Run, Sampling, Schedule, Teaching, train_loop
+from jaxrl.runtime.message_env import MessageEnvDataset, TurnRules
 from jaxrl.runtime.policy import check_policy, load_policy, policy_config, policy_tokenizer, save_policy
 from jaxrl.runtime.report import write_report
 from jaxrl.runtime.run_dir import RunDir, open_run_dir
+from jaxrl.runtime.strategy import FailFast, Strategy
 from jaxrl.runtime.warm_start import Demonstrator, WarmStart, run_warm_start
+from jaxrl.runtime.weights import snapshot
 from jaxrl.types import Task
 
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
+
+
+@dataclasses.dataclass(frozen=True)
+class StreamMinibatchConfig:
+    """Streaming, still on-policy: a step's gradient is taken this many groups at a time, as they finish."""
+
+    groups_per_minibatch: int
+
+    def __post_init__(self) -> None:
+        _at_least("stream_minibatch.groups_per_minibatch", self.groups_per_minibatch, 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class AsyncConfig:
+    """Asynchronous: groups of later steps play while a step trains.
+
+    max_steps_off_policy: no token is older than this when it is trained. groups_per_batch: groups a step.
+    in_flight_updates: a group under way goes on with newly published weights (what becomes of its keys and values is
+    engine.on_publish); else it ends with the weights it started with.
+    """
+
+    max_steps_off_policy: int
+    groups_per_batch: int
+    in_flight_updates: bool = True
+
+    def __post_init__(self) -> None:
+        _at_least("off_policy.max_steps_off_policy", self.max_steps_off_policy, 1)
+        _at_least("off_policy.groups_per_batch", self.groups_per_batch, 1)
+
+
+def _at_least(name: str, value: int, least: int) -> None:
+    if value < least:
+        raise ValueError(f"{name}={value}: expected at least {least}")
 
 
 @chz.chz
@@ -71,10 +110,27 @@ class Config:
     loss_fn_config: dict[str, float] = chz.field(default_factory=dict, doc="knobs of the loss")
     max_tokens: int = chz.field(doc="tokens a turn may sample")
     max_turns: int | None = chz.field(default=None, doc="turns of an episode")
+    val_max_turns: int | None = chz.field(default=None, doc="turns of a held-out episode; None is max_turns")
     max_sampled_tokens: int | None = chz.field(default=None, doc="tokens an episode may sample")
+    max_episode_tokens: int | None = chz.field(default=None, doc="tokens of an episode, observations included")
+    max_tool_calls: int | None = chz.field(default=None, doc="tool calls of an episode; what is allowed still runs")
+    episode_seconds: float | None = chz.field(default=None, doc="wall clock of an episode")
+    sample_seconds: float | None = chz.field(default=None, doc="wall clock of one turn's sampling")
+    grader_seconds: float | None = chz.field(default=None, doc="wall clock of one grading")
+    rollout_strategy: Strategy = chz.field(
+        default_factory=FailFast, doc="FailFast, RetryOnFailure or MinViableGroup: what a fault of an env leads to"
+    )
     temperature: float = chz.field(default=1.0, doc="of training rollouts")
     eval_temperature: float | None = chz.field(default=None, doc="of held-out evaluation; None is as in training")
     overlong_masking: bool = chz.field(default=False, doc="do not train episodes that a budget cut short")
+    shaping: Shaping = chz.field(default_factory=Shaping, doc="rewards of episodes that a budget cut short")
+    stream_minibatch: StreamMinibatchConfig | None = chz.field(
+        default=None, doc="take the gradient of groups as they finish; None waits for the whole batch"
+    )
+    off_policy: AsyncConfig | None = chz.field(default=None, doc="groups play on while a step trains; None is in turn")
+    max_sampling_attempts: int = chz.field(
+        default=1, doc="replace groups of equal rewards, starting at most this many times a step's groups"
+    )
     renderer_name: str | None = chz.field(default=None, doc="None recognises the tokenizer's own template")
     thinking: Literal["keep", "strip"] | None = chz.field(default=None, doc="thoughts of earlier turns")
     engine: EngineConfig = chz.field(default_factory=EngineConfig, doc="capacity and shapes of the sampler")
@@ -118,17 +174,19 @@ def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield from _flat(f"{name}.{f.name}", getattr(value, f.name))
 
 
-def main(config: Config) -> Path:
+def main(config: Config, rollout_executor: Executor | None = None) -> Path:
     """Train as `config` says; return the run directory. Resources: one run directory, the device, one thread.
+
+    rollout_executor: environments run in its workers (processes, other machines), sampling stays here. None is here.
 
     Errors: ValueError (and FileNotFoundError for models) for what can be seen to be wrong before the model is
     loaded; an environment's own error, with its task, turn and env in its notes; KeyboardInterrupt after everything
     was closed.
     """
-    plan = _checked(config)
+    plan = _checked(config, rollout_executor)
     failure = None
     try:
-        trio.run(_run, config, plan, restrict_keyboard_interrupt_to_checkpoints=True)
+        trio.run(_run, config, plan, rollout_executor, restrict_keyboard_interrupt_to_checkpoints=True)
     except BaseExceptionGroup as group:
         failure = _the_one(group)
         if failure is None:
@@ -140,14 +198,20 @@ def main(config: Config) -> Path:
 
 
 def train_multi_turn(
-    config: Config, tasks: Sequence[Task], env_factory: EnvFactory, val_tasks: Sequence[Task] = (), **dataset: Any
+    config: Config,
+    tasks: Sequence[Task],
+    env_factory: EnvFactory,
+    val_tasks: Sequence[Task] = (),
+    *,
+    rollout_executor: Executor | None = None,
+    **dataset: Any,
 ) -> Path:
     """`main` for tasks and a factory of message-level envs, made anew for every episode.
 
     dataset: fields of `TaskDatasets`, such as batch_size and group_size; they replace `config.dataset_builder`.
     """
     builder = TaskDatasets(tuple(tasks), env_factory, tuple(val_tasks), **dataset)
-    return main(chz.replace(config, dataset_builder=builder))
+    return main(chz.replace(config, dataset_builder=builder), rollout_executor)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,15 +223,14 @@ class TaskDatasets(RLDatasetBuilder):
     val_tasks: tuple[Task, ...] = ()
     batch_size: int = 16
     group_size: int = 8
-    failed_parse_reward: float = -0.1
+    rules: TurnRules = dataclasses.field(default_factory=TurnRules)
 
     async def __call__(self, renderer: Renderer) -> tuple[RLDataset, RLDataset | None]:
         """Training tasks in their order; each held-out task once."""
-        failed = self.failed_parse_reward
-        train = MessageEnvDataset(self.tasks, self.env_factory, renderer, self.batch_size, self.group_size, failed)
+        train = MessageEnvDataset(self.tasks, self.env_factory, renderer, self.batch_size, self.group_size, self.rules)
         if not self.val_tasks:
             return train, None
-        return train, MessageEnvDataset(self.val_tasks, self.env_factory, renderer, len(self.val_tasks), 1, failed)
+        return train, MessageEnvDataset(self.val_tasks, self.env_factory, renderer, len(self.val_tasks), 1, self.rules)
 
 
 # --- what is checked before anything is loaded ---------------------------------------------------
@@ -182,31 +245,28 @@ class _Plan:
     train: RLDataset
     test: RLDataset | None
     objective: Objective
-    advantage: str
+    teaching: Teaching
     optimizer: OptimizerConfig
     packing: Packing
-    limits: Limits
+    sampling: Sampling
+    mode: Mode
     dtype: Any
     mesh: Mesh | None
     steps: int
     run_dir: RunDir
 
 
-def _checked(config: Config) -> _Plan:
+def _checked(config: Config, executor: Executor | None) -> _Plan:
     """Everything that can fail without a model's weights, cheapest first."""
     if config.dataset_builder is None:
         raise ValueError("dataset_builder is not given: name what to train on, or call train_multi_turn with tasks")
     variant, objective = _objective(config)
-    limits = Limits(config.max_tokens, config.max_turns, config.max_sampled_tokens)
-    if not config.temperature > 0:
-        raise ValueError(f"temperature={config.temperature}: training needs one above 0; greedy samples teach nothing")
+    sampling, mode = _sampling(config), _mode(config, executor)
     if config.max_steps is not None and config.max_steps < 1:
         raise ValueError(f"max_steps={config.max_steps}: expected at least 1, or None for one pass over the data")
     for name in ("eval_every", "save_every", "num_groups_to_log", "seed"):
         if getattr(config, name) < 0:
             raise ValueError(f"{name}={getattr(config, name)}: expected 0 or more")
-    if config.eval_temperature is not None and not config.eval_temperature >= 0:
-        raise ValueError(f"eval_temperature={config.eval_temperature}: expected 0 (greedy) or more")
     dtype = _dtype(config.dtype)
     model = policy_config(config.model_name)
     if config.engine.context > model.max_positions:
@@ -233,11 +293,7 @@ def _checked(config: Config) -> _Plan:
         )
     renderer = renderer_for(tokenizer, config.renderer_name, thinking=config.thinking)
     train, test = trio.run(_datasets, config, renderer)
-    steps = len(train) if config.max_steps is None else config.max_steps
-    if steps > len(train):
-        raise ValueError(
-            f"max_steps={steps}, but the training data has {len(train)} batches; lower it, or give more tasks"
-        )
+    steps = _steps(config, train)
     optimizer = _optimizer(config, steps)
     check_policy(config.model_name)
     return _Plan(
@@ -246,15 +302,63 @@ def _checked(config: Config) -> _Plan:
         train=train,
         test=test,
         objective=objective,
-        advantage=variant,
+        teaching=Teaching(variant, config.overlong_masking, config.shaping),
         optimizer=optimizer,
         packing=packing,
-        limits=limits,
+        sampling=sampling,
+        mode=mode,
         dtype=dtype,
         mesh=_mesh(config.mesh),
         steps=steps,
         run_dir=open_run_dir(config.log_path, config.behavior_if_log_dir_exists, config=describe(config)),
     )
+
+
+def _sampling(config: Config) -> Sampling:
+    """How episodes are drawn, in training and in evaluation."""
+    if not config.temperature > 0:
+        raise ValueError(f"temperature={config.temperature}: training needs one above 0; greedy samples teach nothing")
+    if config.eval_temperature is not None and not config.eval_temperature >= 0:
+        raise ValueError(f"eval_temperature={config.eval_temperature}: expected 0 (greedy) or more")
+    if config.val_max_turns is not None and config.val_max_turns < 1:
+        raise ValueError(f"val_max_turns={config.val_max_turns}: expected at least 1, or None for max_turns")
+    limits = Limits(**{f.name: getattr(config, f.name) for f in dataclasses.fields(Limits)})
+    held_out = limits if config.val_max_turns is None else dataclasses.replace(limits, max_turns=config.val_max_turns)
+    eval_temperature = config.temperature if config.eval_temperature is None else config.eval_temperature
+    return Sampling(config.seed, limits, config.temperature, held_out, eval_temperature, config.rollout_strategy)
+
+
+def _mode(config: Config, executor: Executor | None) -> Mode:
+    """How playing and training share the time."""
+    _at_least("max_sampling_attempts", config.max_sampling_attempts, 1)
+    if executor is not None:
+        refuse_fork(executor)
+    ahead, stream = config.off_policy, config.stream_minibatch
+    if executor is not None and ahead is not None and not ahead.in_flight_updates:
+        raise ValueError(
+            "off_policy.in_flight_updates=False pins a group to the weights it started with, which sessions from a "
+            "rollout_executor cannot do; leave it on, or run without an executor"
+        )
+    return Mode(
+        steps_ahead=ahead.max_steps_off_policy if ahead else 0,
+        groups_per_batch=ahead.groups_per_batch if ahead else None,
+        minibatch=stream.groups_per_minibatch if stream else None,
+        in_flight_updates=ahead.in_flight_updates if ahead else True,
+        max_attempts=config.max_sampling_attempts,
+    )
+
+
+def _steps(config: Config, train: RLDataset) -> int:
+    """Optimizer steps of the run: what is asked for, at most one pass over the data."""
+    if config.off_policy is None:
+        most, unit = len(train), "batches"
+    else:
+        groups = sum(len(train.get_batch(i)) for i in range(len(train)))
+        most, unit = groups // config.off_policy.groups_per_batch, "times off_policy.groups_per_batch groups"
+    steps = most if config.max_steps is None else config.max_steps
+    if steps > most or not most:
+        raise ValueError(f"max_steps={steps}, but the training data has {most} {unit}; lower it, or give more tasks")
+    return steps
 
 
 def _objective(config: Config) -> tuple[str, Objective]:
@@ -339,28 +443,33 @@ async def _look_at(builder: EnvGroupBuilder) -> tuple[int, int]:
 # --- the run -------------------------------------------------------------------------------------
 
 
-async def _run(config: Config, plan: _Plan) -> None:
+async def _run(config: Config, plan: _Plan, executor: Executor | None) -> None:
     limiter = trio.CapacityLimiter(1)
     learner = await trio.to_thread.run_sync(_make_learner, config, plan, limiter=limiter)
     with ExitStack() as stack:
         checkpointer = stack.enter_context(Checkpointer(plan.run_dir.checkpoints))
-        start = checkpointer.latest() if plan.run_dir.resumed else None
+        start, supplied = checkpointer.latest() if plan.run_dir.resumed else None, {}
         if start is not None:
-            state, _ = checkpointer.restore(start, learner.abstract_state())
+            state, supplied = checkpointer.restore(start, learner.abstract_state())
             learner.restore(state)
         start = start or 0
         log = stack.enter_context(MetricsLog(plan.run_dir.metrics, start=start))
         progress = stack.enter_context(Progress(plan.steps, start=start))
-        async with open_engine(
-            plan.model,
-            learner.weights,
-            config=config.engine,
-            lora_scale=learner.lora_scale,
-            version=start,
-            decode_text=plan.renderer.tokenizer.decode,
-            limiter=limiter,
-        ) as engine:
-            eval_temperature = config.temperature if config.eval_temperature is None else config.eval_temperature
+        weights = snapshot(learner.weights) if plan.mode.steps_ahead else learner.weights
+        async with AsyncExitStack() as opened:
+            engine = await opened.enter_async_context(
+                open_engine(
+                    plan.model,
+                    weights,
+                    config=config.engine,
+                    lora_scale=learner.lora_scale,
+                    version=start,
+                    decode_text=plan.renderer.tokenizer.decode,
+                    limiter=limiter,
+                )
+            )
+            await opened.enter_async_context(open_asyncio())
+            play = await opened.enter_async_context(open_executor(executor, engine)) if executor else None
             run = Run(
                 engine=engine,
                 learner=learner,
@@ -368,17 +477,18 @@ async def _run(config: Config, plan: _Plan) -> None:
                 train=plan.train,
                 test=plan.test,
                 schedule=Schedule(plan.steps, config.eval_every, config.save_every),
-                sampling=Sampling(config.seed, plan.limits, config.temperature, eval_temperature),
-                advantage=plan.advantage,
-                overlong_masking=config.overlong_masking,
+                sampling=plan.sampling,
+                teaching=plan.teaching,
                 run_dir=plan.run_dir,
                 checkpointer=checkpointer,
                 log=log,
                 progress=progress,
                 decode=plan.renderer.tokenizer.decode,
                 groups_to_record=config.num_groups_to_log,
+                mode=plan.mode,
+                play=play,
             )
-            await train_loop(run, start=start)
+            await train_loop(run, start=start, supplied=supplied)
     await trio.to_thread.run_sync(write_report, plan.run_dir.path)
 
 
@@ -500,7 +610,7 @@ def describe(config: Any) -> Any:
         return {f: describe(getattr(config, f)) for f in chz.chz_fields(config)}
     if dataclasses.is_dataclass(config) and not isinstance(config, type):
         fields = {f.name: describe(getattr(config, f.name)) for f in dataclasses.fields(config)}
-        named = isinstance(config, (RLDatasetBuilder, Demonstrator))
+        named = isinstance(config, (RLDatasetBuilder, Demonstrator, Strategy))
         return {"type": type(config).__qualname__, **fields} if named else fields
     if isinstance(config, Mapping):
         return {str(k): describe(v) for k, v in config.items()}

@@ -132,6 +132,9 @@ ENDINGS: Mapping[StopReason, Ending] = {
     StopReason.CANCELLED: Ending(trained=False, in_baseline=False, overlong=False, fault=False),
 }
 
+GRADED_TIMEOUT = _KEPT
+"""A timeout whose finished part the env could grade (`Env.conclude`): trained and counted like any other episode."""
+
 
 # --- what a rollout produces ---------------------------------------------------------------------
 
@@ -164,6 +167,15 @@ class Transition:
     metrics: Metrics = field(default_factory=dict)
     logs: Logs = field(default_factory=dict)
     rewrite: str | None = None  # why `observation` does not extend the turn before it; None when it does
+    masked: bool = False  # stays in the context but is not trained, such as a malformed turn that was retried
+
+
+@dataclass(frozen=True)
+class Conclusion:
+    """An env's last word on an episode that something else ended: a limit, a timeout, broken framing."""
+
+    reward: float = 0.0
+    metrics: Metrics = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -173,11 +185,41 @@ class Trajectory:
     transitions: tuple[Transition, ...]
     stop_reason: StopReason
     error: str | None = None
+    conclusion: Conclusion | None = None
 
     @property
     def reward(self) -> float:
-        """Sum of the step rewards (without the group reward)."""
-        return float(sum(t.reward for t in self.transitions))
+        """Sum of the step rewards and of the conclusion's (without the group reward)."""
+        return float(sum(t.reward for t in self.transitions) + (self.conclusion.reward if self.conclusion else 0.0))
+
+    @property
+    def ending(self) -> Ending:
+        """The row of `ENDINGS`; for an episode that ran out of time and was graded all the same, `GRADED_TIMEOUT`."""
+        if self.stop_reason is StopReason.TIMEOUT and self.conclusion is not None:
+            return GRADED_TIMEOUT
+        return ENDINGS[self.stop_reason]
+
+
+@dataclass(frozen=True)
+class RolloutError:
+    """An attempt at an episode that failed for reasons of its own, whether or not a later attempt went well.
+
+    kind: the exception's type. stop_reason: what the attempt ended with. env: who failed. member, turn (from 1):
+    where, or None for what concerns the whole group.
+    """
+
+    kind: str
+    message: str
+    stop_reason: StopReason
+    task: str
+    env: str
+    member: int | None = None
+    turn: int | None = None
+
+    def __str__(self) -> str:
+        where = "" if self.member is None else f", member {self.member}"
+        where += "" if self.turn is None else f", turn {self.turn}"
+        return f"{self.kind}: {self.message} (task {self.task!r}, {self.env}{where})"
 
 
 @dataclass(frozen=True)
@@ -187,12 +229,16 @@ class TrajectoryGroup:
     rewards_G: total rewards, step rewards plus group reward.
     metrics_G: metrics of each member's group reward.
     tags: the builder's logging tags.
+    errors: what failed on the way, retried attempts included.
+    viable: whether the strategy accepts the group; one that it does not is not trained, whoever survived.
     """
 
     trajectories_G: tuple[Trajectory, ...]
     rewards_G: tuple[float, ...]
     metrics_G: tuple[Metrics, ...]
     tags: tuple[str, ...] = ()
+    errors: tuple[RolloutError, ...] = ()
+    viable: bool = True
 
     def __post_init__(self) -> None:
         assert len(self.trajectories_G) == len(self.rewards_G) == len(self.metrics_G)

@@ -25,7 +25,7 @@ from jaxrl.runtime.checkpoint import Checkpointer
 from jaxrl.runtime.engine import EngineConfig
 from jaxrl.runtime.learner import Packing
 from jaxrl.runtime.log import read_metrics
-from jaxrl.runtime.message_env import MessageEnvDataset
+from jaxrl.runtime.message_env import MessageEnvDataset, TurnRules
 from jaxrl.train import Config, _the_one, describe, main, one_line_errors, parse, train_multi_turn
 from jaxrl.types import Message, StopReason, Task
 
@@ -183,7 +183,7 @@ def test_a_batch_in_which_all_groups_agree_trains_nothing_and_goes_on(model: str
         async def step(self, message: Message) -> MessageStepResult:
             return MessageStepResult(terminated=True, reward=1.0)
 
-    data = {"env_factory": lambda task: Indifferent(), "val_tasks": (), "failed_parse_reward": 1.0}
+    data = {"env_factory": lambda task: Indifferent(), "val_tasks": (), "rules": TurnRules(failed_parse_reward=1.0)}
     run = main(small(model, tmp_path / "run", max_steps=2, max_tokens=30, data=data))
     for metrics in read_metrics(run / "metrics.jsonl"):
         assert metrics["data/groups_trained"] == metrics["data/datums"] == metrics["data/datums_per_episode"] == 0.0
@@ -497,7 +497,7 @@ def test_ctrl_c_ends_in_one_line_and_code_130(capsys: pytest.CaptureFixture[str]
 
 def test_tasks_and_a_factory_are_enough(monkeypatch: pytest.MonkeyPatch, model: str, tmp_path: Path) -> None:
     seen: list[Config] = []
-    monkeypatch.setattr("jaxrl.train.main", lambda config: seen.append(config) or tmp_path)
+    monkeypatch.setattr("jaxrl.train.main", lambda config, executor: seen.append(config) or tmp_path)
     config = small(model, tmp_path / "run")
     assert train_multi_turn(config, TASKS, make_late, TASKS[:2], batch_size=4, group_size=2) == tmp_path
     train, test = trio.run(seen[0].dataset_builder, None)

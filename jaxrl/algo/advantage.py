@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from jaxtyping import Bool, Float
 
-from jaxrl.types import ENDINGS, TrajectoryGroup
+from jaxrl.types import TrajectoryGroup
 
 Estimator = Callable[[np.ndarray], np.ndarray]
 
@@ -70,8 +70,8 @@ def group_advantages(
 
 
 def counted(group: TrajectoryGroup) -> Bool[np.ndarray, " G"]:
-    """Which members' rewards count in the baseline, read from `ENDINGS`."""
-    return np.array([ENDINGS[t.stop_reason].in_baseline for t in group.trajectories_G], bool)
+    """Which members' rewards count in the baseline, read from the table of endings."""
+    return np.array([t.ending.in_baseline for t in group.trajectories_G], bool)
 
 
 def compute_advantages(groups_P: Sequence[TrajectoryGroup], method: str) -> list[list[float]]:

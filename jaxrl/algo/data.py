@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from jaxrl.algo.advantage import counted, informative
-from jaxrl.types import ENDINGS, Datum, Trajectory, TrajectoryGroup, Transition
+from jaxrl.types import Datum, Trajectory, TrajectoryGroup, Transition
 
 PREFIX_CHANGED = "prefix_changed"
 """The reason counted when an observation does not extend the turn before it and nobody said why."""
@@ -35,7 +35,7 @@ def trajectory_to_data(trajectory: Trajectory, advantage: float, *, group: int, 
     While every observation extends the turn before it there is a single datum. Otherwise a new one starts with the
     whole new context, masked out. Nothing follows the last sampled token.
     """
-    if not ENDINGS[trajectory.stop_reason].trained:
+    if not trajectory.ending.trained:
         return []
     data = (_datum(run, advantage, group, episode) for run in _runs(trajectory.transitions))
     return [datum for datum in data if datum is not None]
@@ -54,7 +54,7 @@ def _runs(transitions: Sequence[Transition]) -> Iterator[list[Transition]]:
 
 
 def _datum(run: list[Transition], advantage: float, group: int, episode: int) -> Datum | None:
-    """One datum from turns that extend each other, cut after its last sampled token."""
+    """One datum from turns that extend each other, cut after its last trained token."""
     tokens: list[int] = []
     logprobs: list[float] = []
     versions: list[int] = []
@@ -68,33 +68,33 @@ def _datum(run: list[Transition], advantage: float, group: int, episode: int) ->
                 f"episode {episode} of group {group}: a turn has an empty observation, but the first token of a "
                 "sequence has nothing to be predicted from. Let the env's observation hold at least one token"
             )
-    versions_T = np.array(versions, np.int32)
-    mask_T = _sampled(run, len(tokens))
+    mask_T = _trained(run, len(tokens))
     if not mask_T.any():
         return None
     n = int(np.flatnonzero(mask_T)[-1]) + 1
     return Datum(
         tokens=np.array(tokens[:n], np.int32),
         mask=mask_T[:n],
-        logprobs=np.array(logprobs[:n], np.float32),
+        logprobs=np.where(mask_T[:n], logprobs[:n], 0.0).astype(np.float32),
         advantages=np.where(mask_T[:n], advantage, 0.0).astype(np.float32),
-        versions=versions_T[:n],
+        versions=np.where(mask_T[:n], versions[:n], -1).astype(np.int32),
         group=group,
         episode=episode,
     )
 
 
-def _sampled(run: list[Transition], length: int) -> np.ndarray:
+def _trained(run: list[Transition], length: int) -> np.ndarray:
+    """Where the policy's own tokens are, but for turns that stay as context only."""
     mask_T = np.zeros(length, bool)
     for turn in run:
         start = len(turn.observation)
-        mask_T[start : start + len(turn.action.tokens)] = True
+        mask_T[start : start + len(turn.action.tokens)] = not turn.masked
     return mask_T
 
 
 def trainable(groups_P: Sequence[TrajectoryGroup]) -> list[bool]:
-    """Which groups can teach anything: at least two members that count, with different rewards."""
-    return [informative(np.array(group.rewards_G, np.float64), counted(group)) for group in groups_P]
+    """Which groups can teach anything: viable, and at least two members that count, with different rewards."""
+    return [g.viable and informative(np.array(g.rewards_G, np.float64), counted(g)) for g in groups_P]
 
 
 def assemble_training_data(
@@ -102,17 +102,19 @@ def assemble_training_data(
     advantages_P_G: Sequence[Sequence[float]],
     *,
     overlong_masking: bool = False,
+    first_group: int = 0,
 ) -> list[Datum]:
     """data_D of a batch. Episodes are numbered through the batch, in order, whether or not they yield datums.
 
     overlong_masking: episodes that a budget cut short (`Ending.overlong`) are not trained; their rewards still
-    count in the advantages, which were computed before.
+    count in the advantages, which were computed before. first_group: the number of the first group, for a batch that
+    comes in parts.
     """
     data_D: list[Datum] = []
     episode = 0
-    for p, (group, advantages_G) in enumerate(zip(groups_P, advantages_P_G, strict=True)):
+    for p, (group, advantages_G) in enumerate(zip(groups_P, advantages_P_G, strict=True), start=first_group):
         for trajectory, advantage in zip(group.trajectories_G, advantages_G, strict=True):
-            if not (overlong_masking and ENDINGS[trajectory.stop_reason].overlong):
+            if not (overlong_masking and trajectory.ending.overlong):
                 data_D += trajectory_to_data(trajectory, advantage, group=p, episode=episode)
             episode += 1
     return data_D

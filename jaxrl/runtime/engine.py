@@ -31,8 +31,9 @@ import trio
 
 from jaxrl.models.config import ModelConfig
 from jaxrl.runtime.programs import Draw, Programs
+from jaxrl.runtime.sampler import ContextFull
 from jaxrl.runtime.schedule import EngineConfig, Row, batches, bucket
-from jaxrl.runtime.session import ContextFull, DecodeText, Lane, Prompt, Request, Session
+from jaxrl.runtime.session import DecodeText, Lane, Prompt, Request, Session
 from jaxrl.runtime.weights import FROZEN, Policy, Weights, check_alike, place_alike, snapshot
 from jaxrl.types import common_prefix
 

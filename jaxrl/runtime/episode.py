@@ -4,36 +4,46 @@ Knows the token-level Env, the sampler's Session and the limits. Knows no render
 """
 
 import hashlib
+import math
 from dataclasses import dataclass, fields
+
+import trio
 
 from jaxrl.env import ActionExtra, Env, Observation
 from jaxrl.runtime.sampler import Session
-from jaxrl.types import StopReason, Transition, common_prefix
+from jaxrl.types import ENDINGS, Conclusion, StopReason, Transition, common_prefix
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Budgets of an episode; None is unlimited (the engine's context always binds).
+    """Budgets of an episode; None is unlimited (the sampler's context always binds).
 
     max_tokens: sampled tokens of one turn. max_turns: turns. max_sampled_tokens: sampled tokens of an episode.
-    max_episode_tokens: prompt, observations and samples together.
+    max_episode_tokens: prompt, observations and samples together. max_tool_calls: calls of an episode.
+    episode_seconds: from the first observation to the last step. sample_seconds: one turn's sampling, waiting
+    included. grader_seconds: one grading, of an episode or of a group.
     """
 
     max_tokens: int
     max_turns: int | None = None
     max_sampled_tokens: int | None = None
     max_episode_tokens: int | None = None
+    max_tool_calls: int | None = None
+    episode_seconds: float | None = None
+    sample_seconds: float | None = None
+    grader_seconds: float | None = None
 
     def __post_init__(self) -> None:
         for f in fields(self):
-            value = getattr(self, f.name)
-            if value is not None and value < 1:
-                raise ValueError(f"{f.name}={value}: expected at least 1, or None for no limit")
+            value, seconds = getattr(self, f.name), f.name.endswith("_seconds")
+            if value is not None and not (value > 0 if seconds else value >= 1):
+                least = "a number above 0" if seconds else "at least 1"
+                raise ValueError(f"{f.name}={value}: expected {least}, or None for no limit")
 
     def turn_budget(self, turns: int, sampled: int, held: int, context: int) -> int | StopReason:
         """Tokens the next turn may sample, or the reason why there is no next turn.
 
-        sampled, held: tokens of the episode so far, sampled ones and all. context: what the engine can hold.
+        sampled, held: tokens of the episode so far, sampled ones and all. context: what the sampler can hold.
         """
         if self.max_turns is not None and turns >= self.max_turns:
             return StopReason.MAX_TURNS
@@ -46,6 +56,10 @@ class Limits:
             left.append(self.max_episode_tokens - held)
         return min(left) if min(left) > 0 else StopReason.MAX_TOKENS
 
+    def turns_left(self, turns: int) -> int | None:
+        """Turns after the first `turns`; None is unlimited."""
+        return None if self.max_turns is None else self.max_turns - turns
+
 
 async def run_episode(
     env: Env, session: Session, limits: Limits, *, temperature: float, transitions: list[Transition]
@@ -54,16 +68,29 @@ async def run_episode(
 
     transitions: filled turn by turn, so that the caller holds the finished part of an episode that is interrupted.
     """
+    with trio.move_on_after(_seconds(limits.episode_seconds)):
+        return await _play(env, session, limits, temperature, transitions)
+    return StopReason.TIMEOUT
+
+
+async def _play(
+    env: Env, session: Session, limits: Limits, temperature: float, transitions: list[Transition]
+) -> StopReason:
     observation, stop = await env.initial_observation()
     rewrite: str | None = None
+    sampled = 0
     while True:
-        sampled = sum(len(t.action.tokens) for t in transitions)
         budget = limits.turn_budget(len(transitions), sampled, len(observation), session.capacity)
         if isinstance(budget, StopReason):
             return budget
         new = _return_to(session, observation)
-        action = await session.sample(new, stop=stop, max_tokens=budget, temperature=temperature)
-        result = await env.step(action.tokens, extra=ActionExtra(action.stop))
+        with trio.move_on_after(_seconds(limits.sample_seconds)) as clock:
+            action = await session.sample(new, stop=stop, max_tokens=budget, temperature=temperature)
+        if clock.cancelled_caught:
+            return StopReason.TIMEOUT
+        sampled += len(action.tokens)
+        left = limits.turns_left(len(transitions) + 1)
+        result = await env.step(action.tokens, extra=ActionExtra(action.stop, left, limits.max_tool_calls))
         transitions.append(
             Transition(
                 observation=observation,
@@ -73,11 +100,24 @@ async def run_episode(
                 metrics=result.metrics,
                 logs=result.logs,
                 rewrite=rewrite,
+                masked=result.masked,
             )
         )
         if result.episode_done:
             return result.stop_reason or StopReason.TERMINATED
         observation, stop, rewrite = result.next_observation, result.next_stop_condition, result.rewrite
+
+
+async def conclude(env: Env, reason: StopReason, limits: Limits) -> Conclusion | None:
+    """Let the env grade an episode that it did not end itself. Raises trio.TooSlowError after `grader_seconds`."""
+    if not (ENDINGS[reason].overlong or reason is StopReason.TIMEOUT):
+        return None
+    with trio.fail_after(_seconds(limits.grader_seconds)):
+        return await env.conclude(reason)
+
+
+def _seconds(limit: float | None) -> float:
+    return math.inf if limit is None else limit
 
 
 def _return_to(session: Session, observation: Observation) -> Observation:

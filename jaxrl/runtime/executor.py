@@ -22,14 +22,14 @@ from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import trio
 
 from jaxrl.env import EnvGroupBuilder
 from jaxrl.runtime.endpoint import Endpoint, Tie, open_endpoint
 from jaxrl.runtime.remote import RemoteSampler
-from jaxrl.runtime.rollout import CLEANUP_SECONDS, RolloutPlan, run_group
+from jaxrl.runtime.rollout import CLEANUP_SECONDS, PlayGroup, RolloutPlan, run_group
 from jaxrl.runtime.sampler import Sampler
 from jaxrl.runtime.wire import Address, Connection, ConnectionLost, connect
 from jaxrl.types import TrajectoryGroup
@@ -38,14 +38,6 @@ STOP_SECONDS = 2 * CLEANUP_SECONDS + 5
 """How long a cancelled group may take to close its envs, clean up and say so, before it is given up."""
 
 _EXECUTOR_SECONDS = 0.5  # what an executor has to say of a worker that has ended or gone, it says within this time
-
-
-class GroupRunner(Protocol):
-    """`run_group` with its sampler settled."""
-
-    async def __call__(self, builder: EnvGroupBuilder, plan: RolloutPlan, *, group: int) -> TrajectoryGroup:
-        """All episodes of one group, in the order of its envs, with their rewards."""
-        ...
 
 
 class WorkerLost(RuntimeError):
@@ -67,7 +59,7 @@ class Unpicklable(TypeError):
 @asynccontextmanager
 async def open_executor(
     executor: Executor, sampler: Sampler, *, host: str = "127.0.0.1", advertised: str | None = None
-) -> AsyncIterator[GroupRunner]:
+) -> AsyncIterator[PlayGroup]:
     """Let groups run in `executor` for the length of the block, sampling from `sampler` through an endpoint.
 
     host, advertised: where the endpoint listens and how workers reach it; the defaults serve this machine only.

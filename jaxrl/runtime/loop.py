@@ -1,23 +1,31 @@
-"""The synchronous loop: roll a batch out, learn from it, publish, look at held-out tasks now and then.
+"""The loop: groups play, batches are learned from, weights are published, held-out tasks are looked at now and then.
 
-    batch step -> groups -> advantages -> datums -> one optimizer step -> new weights in the engine
+    supply of groups -> advantages -> datums -> one optimizer step -> new weights in the engine
 
-Knows every part of the runtime and nothing about configuration files or command lines. One step is finished before
-the next begins, so each token is trained by the weights that drew it, and a run that is killed and resumed ends bit
-for bit where it would have ended.
+One loop with parameters (`Mode`). Synchronous: a step's groups start when the step before is published, so each token
+is trained by the weights that drew it, and a run that is killed and resumed ends bit for bit where it would have
+ended. Streaming: the same, with the gradient of the first groups taken while the last ones play. Asynchronous: groups
+of later steps play while a step trains, at most so many that no token gets older than the bound.
+
+Knows every part of the runtime and nothing about configuration files or command lines.
 """
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
+import numpy as np
 import trio
 
 from jaxrl.algo.advantage import compute_advantages
 from jaxrl.algo.data import assemble_training_data, split_reasons, trainable
-from jaxrl.env import EnvGroupBuilder, RLDataset
+from jaxrl.algo.shaping import Shaping, shape
+from jaxrl.env import EnvGroupBuilder, EnvironmentFault, RLDataset
+from jaxrl.runtime.admission import Admission
 from jaxrl.runtime.checkpoint import Checkpointer
 from jaxrl.runtime.engine import Engine, Stats
 from jaxrl.runtime.episode import Limits
@@ -25,8 +33,12 @@ from jaxrl.runtime.learner import Learner
 from jaxrl.runtime.log import MetricsLog, Progress
 from jaxrl.runtime.measure import rollout_metrics
 from jaxrl.runtime.record import episode_records, rollout_file, write_records
-from jaxrl.runtime.rollout import RolloutPlan, run_batch
+from jaxrl.runtime.rollout import PlayGroup, RolloutPlan, run_batch, run_group
 from jaxrl.runtime.run_dir import RunDir
+from jaxrl.runtime.sampler import Session
+from jaxrl.runtime.strategy import FailFast, Strategy
+from jaxrl.runtime.supply import Place, Played, Stream, Supply
+from jaxrl.runtime.weights import Policy
 from jaxrl.types import Datum, TrajectoryGroup
 
 
@@ -41,17 +53,49 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How episodes are drawn: seed of the run, budgets, temperature of training and of evaluation."""
+    """How episodes are drawn: seed of the run, budgets and temperature of training and of evaluation, strategy."""
 
     seed: int
     limits: Limits
     temperature: float
+    eval_limits: Limits
     eval_temperature: float
+    strategy: Strategy = field(default_factory=FailFast)
+
+
+@dataclass(frozen=True)
+class Mode:
+    """How playing and training share the time.
+
+    steps_ahead: how many steps the trained weights may be ahead of those that drew a token (S of I8); 0 is on-policy.
+    groups_per_batch: groups a step; None takes the dataset's batches. minibatch: groups whose gradient is taken
+    together as they finish; None takes all of them at once. in_flight_updates: a group under way goes on with newly
+    published weights (each token has its version), instead of ending with those it started with. max_attempts: a
+    group of equal rewards is replaced by the next task's, up to this many times a step's groups are started.
+    """
+
+    steps_ahead: int = 0
+    groups_per_batch: int | None = None
+    minibatch: int | None = None
+    in_flight_updates: bool = True
+    max_attempts: int = 1
+
+
+@dataclass(frozen=True)
+class Teaching:
+    """What is made of rewards: the advantage estimator, and what happens to episodes that ran into a budget."""
+
+    advantage: str
+    overlong_masking: bool = False
+    shaping: Shaping = field(default_factory=Shaping)
 
 
 @dataclass
 class Run:
-    """The parts of a run that the loop drives. They are opened, and closed, by whoever makes this."""
+    """The parts of a run that the loop drives. They are opened, and closed, by whoever makes this.
+
+    play: where groups play; None is here.
+    """
 
     engine: Engine
     learner: Learner
@@ -60,56 +104,110 @@ class Run:
     test: RLDataset | None
     schedule: Schedule
     sampling: Sampling
-    advantage: str
-    overlong_masking: bool
+    teaching: Teaching
     run_dir: RunDir
     checkpointer: Checkpointer
     log: MetricsLog
     progress: Progress
     decode: Callable[[Sequence[int]], str]
     groups_to_record: int
-    totals: Counter = field(default_factory=Counter)
+    mode: Mode = field(default_factory=Mode)
+    play: PlayGroup | None = None
 
     async def on_device(self, call: Callable[..., Any], *args: Any) -> Any:
         """Run a blocking call in the one worker thread that may touch the device."""
         return await trio.to_thread.run_sync(call, *args, limiter=self.limiter)
 
+    def player(self, *, pinned: bool) -> PlayGroup:
+        """What plays groups. pinned: with the weights of now to their end, whatever is published meanwhile."""
+        if self.play is not None:
+            return self.play
+        return partial(run_group, _Pinned(self.engine, self.engine.policy) if pinned else self.engine)
 
-async def train_loop(run: Run, *, start: int) -> None:
-    """Steps `start` to `schedule.steps`. On an error or Ctrl-C the newest checkpoint is the last one saved."""
+
+@dataclass(frozen=True)
+class _Pinned:
+    """A sampler whose sessions keep one policy, unless they ask for another by name."""
+
+    engine: Engine
+    policy: Policy
+
+    def session(
+        self, *, group: Hashable | None = None, seed: int, policy: str | None = None
+    ) -> AbstractAsyncContextManager[Session]:
+        return self.engine.session(group=group, seed=seed, policy=policy or self.policy)
+
+
+async def train_loop(run: Run, *, start: int, supplied: dict[str, Any] | None = None) -> None:
+    """Steps `start` to `schedule.steps`. On an error or Ctrl-C the newest checkpoint is the last one saved.
+
+    supplied: what `Supply.state` said at the checkpoint that is resumed.
+    """
     schedule = run.schedule
-    for step in range(start, schedule.steps):
-        began = time.perf_counter()
-        metrics: dict[str, float] = {}
-        last = step + 1 == schedule.steps
-        if step == 0 or (schedule.eval_every and step % schedule.eval_every == 0 and not last):
-            metrics |= await evaluate(run, step)
-        metrics |= await train_step(run, step)
-        if last:
-            metrics |= await evaluate(run, step + 1)
-        metrics["time/total"] = time.perf_counter() - began
-        metrics["progress/done_frac"] = (step + 1) / schedule.steps
-        run.log.write(step, metrics)
-        run.progress.update(step, metrics)
-        if last or (schedule.save_every and (step + 1) % schedule.save_every == 0):
-            await run.on_device(run.checkpointer.save, step + 1, run.learner.state)
+    async with trio.open_nursery() as nursery:
+        supply = open_supply(run, nursery)
+        if supplied:
+            supply.restore(supplied)
+        for step in range(start, schedule.steps):
+            began = time.perf_counter()
+            metrics: dict[str, float] = {}
+            last = step + 1 == schedule.steps
+            if step == 0 or (schedule.eval_every and step % schedule.eval_every == 0 and not last):
+                metrics |= await evaluate(run, step)
+            metrics |= await train_step(run, supply, step)
+            if last:
+                metrics |= await evaluate(run, step + 1)
+            metrics["time/total"] = time.perf_counter() - began
+            metrics["progress/done_frac"] = (step + 1) / schedule.steps
+            run.log.write(step, metrics)
+            run.progress.update(step, metrics)
+            if last or (schedule.save_every and (step + 1) % schedule.save_every == 0):
+                await run.on_device(run.checkpointer.save, step + 1, run.learner.state, supply.state())
+        nursery.cancel_scope.cancel()  # nothing is left playing, unless dynamic sampling has started too much
 
 
-async def train_step(run: Run, step: int) -> dict[str, float]:
+def open_supply(run: Run, nursery: trio.Nursery) -> Supply:
+    """The run's groups, in the order of its data."""
+
+    async def play(builder: EnvGroupBuilder, place: Place) -> TrajectoryGroup:
+        sampling = run.sampling
+        identity = (sampling.seed, "train", place.batch)
+        plan = RolloutPlan(identity, sampling.limits, sampling.temperature, sampling.strategy)
+        play = run.player(pinned=not run.mode.in_flight_updates)
+        return await play(builder, plan, group=place.index)
+
+    return Supply(
+        Stream(run.train),
+        play,
+        nursery,
+        version=lambda: run.engine.version,
+        teaches=lambda group: trainable([group])[0],
+        max_attempts=run.mode.max_attempts,
+    )
+
+
+async def train_step(run: Run, supply: Supply, step: int) -> dict[str, float]:
     """One batch: rollouts, one optimizer step, publish. Returns the step's metrics."""
     began, before = time.perf_counter(), run.engine.stats.copy()
-    plan = RolloutPlan((run.sampling.seed, "train", step), run.sampling.limits, run.sampling.temperature)
-    groups_P = await run_batch(run.engine, run.train.get_batch(step), plan)
+    admit(run, supply, step)
+    batch = _Batch(run)
+    played = [await batch.add(await supply.take(step)) for _ in range(batch_size(run, supply, step))]
+    started = sorted([*played, *supply.replaced()], key=lambda p: p.place.number)
+    groups_P = [p.group for p in started]
+    _check_trust(groups_P)
     rolled = time.perf_counter()
-    data_D, data_metrics = training_data(groups_P, run.advantage, overlong_masking=run.overlong_masking)
-    update = await run.on_device(run.learner.update, data_D)
-    await run.engine.publish(run.learner.weights, version=step + 1)
+    update = await batch.learn()
+    await run.engine.publish(run.learner.weights, version=step + 1, copy=run.mode.steps_ahead > 0)
+    supply.trained()
+    if run.mode.steps_ahead and step + 1 < run.schedule.steps:
+        admit(run, supply, step + 1)
     trained = time.perf_counter()
-    await _record(run, groups_P, run.train.get_batch(step), step, kind="step")
+    await _record(run, groups_P, [supply.builder(p.place) for p in started[: run.groups_to_record]], step, kind="step")
     return {
         **rollout_metrics(groups_P),
-        **data_metrics,
         **update,
+        "data/groups_replaced": float(len(started) - len(played)),
+        **staleness(batch.data_D, step),
         **engine_metrics(run.engine, before),
         "time/rollout": rolled - began,
         "time/train": trained - rolled,
@@ -117,23 +215,98 @@ async def train_step(run: Run, step: int) -> dict[str, float]:
     }
 
 
+def batch_size(run: Run, supply: Supply, step: int) -> int:
+    """Groups that step trains."""
+    return run.mode.groups_per_batch or supply.size(step)
+
+
+def admit(run: Run, supply: Supply, step: int) -> None:
+    """Start what may start in `step`."""
+    groups = batch_size(run, supply, step)
+    ahead = min(run.mode.steps_ahead, run.schedule.steps - step - 1)
+    supply.fill(Admission(groups, run.mode.steps_ahead), needed=groups * (ahead + 1))
+
+
+class _Batch:
+    """The groups of one optimizer step: collected, or under `minibatch` learned from as they come."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._waiting: list[Played] = []
+        self._taken = 0
+        self._useful: list[TrajectoryGroup] = []
+        self.data_D: list[Datum] = []
+
+    async def add(self, played: Played) -> Played:
+        """Take a finished group."""
+        self._waiting.append(played)
+        if self._run.mode.minibatch == len(self._waiting):
+            await self._run.on_device(self._run.learner.accumulate, self._datums())
+        return played
+
+    async def learn(self) -> dict[str, float]:
+        """The optimizer step. Groups are in the order of the data, whoever finished first."""
+        if self._run.mode.minibatch is None:
+            metrics = await self._run.on_device(self._run.learner.update, self._datums())
+        else:
+            await self._run.on_device(self._run.learner.accumulate, self._datums())
+            metrics = await self._run.on_device(self._run.learner.finish)
+        return metrics | data_metrics(self.data_D, self._useful)
+
+    def _datums(self) -> list[Datum]:
+        self._waiting.sort(key=lambda p: p.place.number)
+        groups_P = [p.group for p in self._waiting]
+        data_D, useful_P = training_data(groups_P, self._run.teaching, first_group=self._taken)
+        self._taken += len(groups_P)
+        self._waiting.clear()
+        self._useful += useful_P
+        self.data_D += data_D
+        return data_D
+
+
 def training_data(
-    groups_P: Sequence[TrajectoryGroup], advantage: str, *, overlong_masking: bool
-) -> tuple[list[Datum], dict[str, float]]:
-    """Datums of the groups that can teach something, and what became of the others. Pure."""
+    groups_P: Sequence[TrajectoryGroup], teaching: Teaching, *, first_group: int = 0
+) -> tuple[list[Datum], list[TrajectoryGroup]]:
+    """Datums of the groups that can teach something, and those groups. Pure."""
     useful_P = [group for group, useful in zip(groups_P, trainable(groups_P), strict=True) if useful]
-    advantages_P_G = compute_advantages(useful_P, advantage)
-    data_D = assemble_training_data(useful_P, advantages_P_G, overlong_masking=overlong_masking)
-    splits: Counter[str] = Counter()
-    for group in useful_P:
-        for trajectory in group.trajectories_G:
-            splits += split_reasons(trajectory)
-    episodes = len({d.episode for d in data_D})
-    return data_D, {
+    shaped_P = [shape(group, teaching.shaping) for group in useful_P]
+    advantages_P_G = compute_advantages(shaped_P, teaching.advantage)
+    data_D = assemble_training_data(
+        shaped_P, advantages_P_G, overlong_masking=teaching.overlong_masking, first_group=first_group
+    )
+    return data_D, useful_P
+
+
+def data_metrics(data_D: Sequence[Datum], useful_P: Sequence[TrajectoryGroup]) -> dict[str, float]:
+    """How much was trained, and why episodes needed more than one datum."""
+    episodes = len({(d.group, d.episode) for d in data_D})
+    splits = sum((split_reasons(t) for group in useful_P for t in group.trajectories_G), Counter())
+    return {
         "data/groups_trained": float(len(useful_P)),
         "data/datums_per_episode": len(data_D) / episodes if episodes else 0.0,
         **{f"data/split/{reason}": float(count) for reason, count in splits.items()},
     }
+
+
+def staleness(data_D: Sequence[Datum], step: int) -> dict[str, float]:
+    """How many steps old the trained tokens are, read from their versions; nothing without tokens."""
+    ages = [step - d.versions[d.mask] for d in data_D if d.mask.any()]
+    if not ages:
+        return {}
+    ages_T = np.concatenate(ages)
+    return {"async/staleness_max": float(ages_T.max()), "async/staleness_mean": float(ages_T.mean())}
+
+
+def _check_trust(groups_P: Sequence[TrajectoryGroup]) -> None:
+    """Raise when not one episode of a step can be trusted: the environment is broken, not unlucky."""
+    if any(t.ending.in_baseline for group in groups_P for t in group.trajectories_G):
+        return
+    errors = [error for group in groups_P for error in group.errors]
+    shown = "".join(f"\n  {error}" for error in errors[:5])
+    raise EnvironmentFault(
+        f"all {len(groups_P)} groups of a step failed, with {len(errors)} errors: mend the environment, or raise the "
+        f"limits that end its episodes. The first of them:{shown}"
+    )
 
 
 def engine_metrics(engine: Engine, before: Stats) -> dict[str, float]:
@@ -156,9 +329,10 @@ async def evaluate(run: Run, step: int) -> dict[str, float]:
     if run.test is None:
         return {}
     began = time.perf_counter()
-    plan = RolloutPlan((run.sampling.seed, "test"), run.sampling.limits, run.sampling.eval_temperature)
+    sampling = run.sampling
+    plan = RolloutPlan((sampling.seed, "test"), sampling.eval_limits, sampling.eval_temperature, sampling.strategy)
     builders_P: list[EnvGroupBuilder] = [b for i in range(len(run.test)) for b in run.test.get_batch(i)]
-    groups_P = await run_batch(run.engine, builders_P, plan)
+    groups_P = await run_batch(run.player(pinned=run.mode.steps_ahead > 0), builders_P, plan)
     await _record(run, groups_P, builders_P, step, kind="test")
     metrics = {f"test/{name}": value for name, value in rollout_metrics(groups_P).items()}
     return metrics | {"time/eval": time.perf_counter() - began}

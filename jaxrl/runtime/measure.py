@@ -4,7 +4,7 @@ Metric names are a public interface (DESIGN section 8); `env/all/...` covers eve
 with the tag.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -20,7 +20,20 @@ def rollout_metrics(groups_P: Sequence[TrajectoryGroup]) -> dict[str, float]:
     metrics = _env_metrics("env/all", groups_P)
     for tag in sorted({tag for group in groups_P for tag in group.tags}):
         metrics |= _env_metrics(f"env/{tag}", [g for g in groups_P if tag in g.tags])
-    return metrics | _endings(groups_P)
+    return metrics | _endings(groups_P) | error_metrics(groups_P)
+
+
+def error_metrics(groups_P: Sequence[TrajectoryGroup]) -> dict[str, float]:
+    """Attempts that failed, by type and in all, retried ones included; groups a strategy gave up. Nothing if none."""
+    kinds = Counter(error.kind for group in groups_P for error in group.errors)
+    skipped = sum(not group.viable for group in groups_P)
+    if not kinds and not skipped:
+        return {}
+    return {
+        **{f"rollout_errors/{kind}": float(count) for kind, count in sorted(kinds.items())},
+        "rollout_errors/total": float(kinds.total()),
+        "rollout_errors/groups_skipped": float(skipped),
+    }
 
 
 def _env_metrics(prefix: str, groups_P: Sequence[TrajectoryGroup]) -> dict[str, float]:
@@ -29,7 +42,7 @@ def _env_metrics(prefix: str, groups_P: Sequence[TrajectoryGroup]) -> dict[str, 
         return {}
     turns = [turn for t in episodes for turn in t.transitions]
     metrics = {
-        "reward/total": _mean(r for g in groups_P for r in g.rewards_G),
+        "reward/total": _mean(r for g in groups_P for r in _trusted(g)),
         "total_episodes": float(len(episodes)),
         "total_turns": float(len(turns)),
         "turns_per_episode": len(turns) / len(episodes),
@@ -44,9 +57,9 @@ def _env_metrics(prefix: str, groups_P: Sequence[TrajectoryGroup]) -> dict[str, 
 
 def _by_group(groups_P: Sequence[TrajectoryGroup]) -> dict[str, float]:
     """Shares of groups whose rewards differ, and of those that agree on more than GOOD, or on less."""
-    groups_P = [g for g in groups_P if g.rewards_G]
-    spreads = [np.ptp(g.rewards_G) > REWARD_TOLERANCE for g in groups_P]
-    good = [not mixed and g.rewards_G[0] > GOOD for mixed, g in zip(spreads, groups_P, strict=True)]
+    rewards_P = [rewards for g in groups_P if (rewards := _trusted(g))]
+    spreads = [np.ptp(rewards) > REWARD_TOLERANCE for rewards in rewards_P]
+    good = [not mixed and rewards[0] > GOOD for mixed, rewards in zip(spreads, rewards_P, strict=True)]
     return {
         "by_group/frac_mixed": _mean(spreads),
         "by_group/frac_all_good": _mean(good),
@@ -54,18 +67,26 @@ def _by_group(groups_P: Sequence[TrajectoryGroup]) -> dict[str, float]:
     }
 
 
+def _trusted(group: TrajectoryGroup) -> list[float]:
+    """The rewards of the members that count; a fault is never a reward (I13)."""
+    return [r for t, r in zip(group.trajectories_G, group.rewards_G, strict=True) if t.ending.in_baseline]
+
+
 def _measured(groups_P: Sequence[TrajectoryGroup]) -> dict[str, float]:
-    """What envs and group rewards reported, summed over an episode's turns, averaged over all episodes.
+    """What envs and group rewards reported, summed over an episode's turns, averaged over the episodes that count.
 
     An episode that did not get as far as reporting a number counts as 0: a success rate over the finished episodes
-    only would flatter a policy whose other episodes were cut short.
+    only would flatter a policy whose other episodes were cut short. Faults are left out: they say nothing about it.
     """
     totals: dict[str, float] = defaultdict(float)
     episodes = 0
     for group in groups_P:
         for trajectory, extra in zip(group.trajectories_G, group.metrics_G, strict=True):
+            if not trajectory.ending.in_baseline:
+                continue
             episodes += 1
-            for metrics in [*(t.metrics for t in trajectory.transitions), extra]:
+            concluded = trajectory.conclusion.metrics if trajectory.conclusion else {}
+            for metrics in [*(t.metrics for t in trajectory.transitions), concluded, extra]:
                 for name, value in metrics.items():
                     totals[name] += float(value)
     return {name: total / episodes for name, total in sorted(totals.items())}

@@ -4,9 +4,9 @@ Knows renderers and both environment interfaces; knows nothing of engines, budge
 """
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import trio
@@ -19,25 +19,70 @@ from jaxrl.env import (
     EnvFactory,
     EnvGroupBuilder,
     MessageEnv,
+    MessageStepResult,
     Observation,
     RLDataset,
     StepResult,
     StopCondition,
 )
-from jaxrl.types import StopReason, Task
+from jaxrl.types import Conclusion, Message, StopReason, Task
 
 _CLOSE_SECONDS = 30.0
+
+
+BeforeTurn = Callable[[int], Sequence[Message]]
+"""turns left (this one included) -> messages to show before the turn."""
+
+
+@dataclass(frozen=True)
+class TurnRules:
+    """What the message level does about turns that could not be read, and what it adds in front of a turn.
+
+    A turn is malformed when its framing is broken, or when it holds tool calls of which none could be read. Broken
+    framing ends the episode with PARSE_FAILURE after `parse_retries` corrections in a row; unreadable calls are
+    answered by the env itself, and end it after `max_unread_turns` in a row.
+
+    failed_parse_reward: of the turn that ends an episode with PARSE_FAILURE. parse_penalty: subtracted for every
+    malformed turn that does not. mask_malformed: those turns stay in the context and are not trained.
+    before_turn: messages shown after the env's reply, such as `announce_turns_left`; not before the first turn,
+    whose messages are the env's, and only where turns are limited.
+    """
+
+    failed_parse_reward: float = -0.1
+    parse_retries: int = 0
+    max_unread_turns: int | None = None
+    parse_penalty: float = 0.0
+    mask_malformed: bool = False
+    correction: str = "Your last turn could not be read. Close every tag you open, and answer again."
+    before_turn: BeforeTurn | None = None
+
+    def __post_init__(self) -> None:
+        if self.parse_retries < 0:
+            raise ValueError(f"parse_retries={self.parse_retries}: expected 0 or more")
+        if self.max_unread_turns is not None and self.max_unread_turns < 0:
+            raise ValueError(f"max_unread_turns={self.max_unread_turns}: expected 0 or more, or None for no limit")
+        if not self.parse_penalty >= 0:
+            raise ValueError(f"parse_penalty={self.parse_penalty}: expected 0 or more; it is subtracted")
+        if self.parse_penalty and not (self.parse_retries or self.max_unread_turns != 0):
+            raise ValueError("parse_penalty has no effect when no malformed turn is survived; set parse_retries")
+
+
+def announce_turns_left(turns: int) -> Sequence[Message]:
+    """Tell the model how many turns it has."""
+    return (Message("user", f"{turns} turn{'s' * (turns != 1)} left."),)
 
 
 class EnvFromMessageEnv(Env):
     """One message-level episode seen as tokens. Owns the transcript, and the MessageEnv it closes."""
 
-    def __init__(self, env: MessageEnv, task: Task, renderer: Renderer, *, failed_parse_reward: float) -> None:
+    def __init__(self, env: MessageEnv, task: Task, renderer: Renderer, *, rules: TurnRules | None = None) -> None:
         self.message_env = env
         self.task = task
         self._renderer = renderer
-        self._failed_parse_reward = failed_parse_reward
+        self._rules = rules or TurnRules()
         self._transcript: Transcript | None = None
+        self._malformed = 0  # malformed turns in a row
+        self._calls = 0
 
     async def initial_observation(self) -> tuple[Observation, StopCondition]:
         """The opening messages, rendered with the env's tools."""
@@ -48,31 +93,60 @@ class EnvFromMessageEnv(Env):
     async def step(self, action: Sequence[int], *, extra: ActionExtra | None = None) -> StepResult:
         """Parse the turn, hand the message to the env, render its reply.
 
-        A turn cut by its budget ends the episode (MAX_TOKENS), and so does broken framing (PARSE_FAILURE, with
-        `failed_parse_reward`). What is wrong inside well-framed calls goes to the env in the message.
+        A turn cut by its budget ends the episode (MAX_TOKENS); `TurnRules` says what becomes of malformed ones. Of
+        the calls, as many run as `max_tool_calls` allows, and the episode ends where more were asked for.
         """
-        assert self._transcript is not None, "initial_observation comes first"
+        extra = extra or ActionExtra("stop")
         parsed = self._renderer.parse(action)
-        match parsed.outcome:
-            case Outcome.LENGTH:
-                return StepResult(0.0, True, stop_reason=StopReason.MAX_TOKENS)
-            case Outcome.MALFORMED:
-                return StepResult(self._failed_parse_reward, True, stop_reason=StopReason.PARSE_FAILURE)
-            case Outcome.STOPPED:
-                pass
-        result = await self.message_env.step(parsed.message)
+        if parsed.outcome is Outcome.LENGTH:
+            return StepResult(0.0, True, stop_reason=StopReason.MAX_TOKENS)
+        broken = parsed.outcome is Outcome.MALFORMED
+        unread = bool(parsed.message.malformed_calls) and not parsed.message.tool_calls
+        self._malformed = self._malformed + 1 if broken or unread else 0
+        allowed = self._rules.parse_retries if broken else self._rules.max_unread_turns
+        if allowed is not None and self._malformed > allowed:
+            return StepResult(self._rules.failed_parse_reward, True, stop_reason=StopReason.PARSE_FAILURE)
+        if broken:
+            result = MessageStepResult(messages=(Message("user", self._rules.correction),), metrics={"malformed": 1.0})
+            return self._next(action, result, extra, malformed=True)
+        message, over = self._within_calls(parsed.message, extra.max_tool_calls)
+        result = await self.message_env.step(message)
         if result.terminated or result.truncated:
             reason = StopReason.TERMINATED if result.terminated else StopReason.ENV
             return StepResult(result.reward, True, metrics=result.metrics, stop_reason=reason)
-        self._transcript, rewrite = observe(act(self._transcript, action), result.messages, closed=True)
+        if over:
+            return StepResult(result.reward, True, metrics=result.metrics, stop_reason=StopReason.MAX_TOOL_CALLS)
+        return self._next(action, result, extra, malformed=unread)
+
+    def _within_calls(self, message: Message, most: int | None) -> tuple[Message, bool]:
+        """The message with the calls that are still allowed, and whether it asked for more."""
+        left = None if most is None else most - self._calls
+        allowed = message.tool_calls[:left]
+        self._calls += len(allowed)
+        return replace(message, tool_calls=allowed), len(allowed) < len(message.tool_calls)
+
+    def _next(
+        self, action: Sequence[int], result: MessageStepResult, extra: ActionExtra, *, malformed: bool
+    ) -> StepResult:
+        """The episode goes on: the turn and the replies join the transcript."""
+        assert self._transcript is not None, "initial_observation comes first"
+        replies = [*result.messages]
+        if self._rules.before_turn is not None and extra.turns_left:
+            replies += self._rules.before_turn(extra.turns_left)
+        self._transcript, rewrite = observe(act(self._transcript, action), replies, closed=True)
         return StepResult(
-            result.reward,
+            result.reward - self._rules.parse_penalty * malformed,
             False,
             self._transcript.tokens,
             self._renderer.stop_tokens,
             metrics=result.metrics,
             rewrite=rewrite,
+            masked=malformed and self._rules.mask_malformed,
         )
+
+    async def conclude(self, reason: StopReason) -> Conclusion | None:
+        """The MessageEnv's own."""
+        return await self.message_env.conclude(reason)
 
     async def close(self) -> None:
         """Close the MessageEnv."""
@@ -97,7 +171,7 @@ class MessageEnvGroupBuilder(EnvGroupBuilder):
     env_factory: EnvFactory
     renderer: Renderer
     group_size: int
-    failed_parse_reward: float = -0.1
+    rules: TurnRules = field(default_factory=TurnRules)
     tags: tuple[str, ...] = ()
 
     async def make_envs(self) -> Sequence[Env]:
@@ -110,10 +184,14 @@ class MessageEnvGroupBuilder(EnvGroupBuilder):
             made.pop_all()  # from here on they are the group's to close
         return envs
 
+    async def remake(self, member: int) -> Env:
+        """One more env of the same task."""
+        return await self._make_env()
+
     async def _make_env(self) -> Env:
         made = self.env_factory(self.task)
         env = await made if inspect.isawaitable(made) else made
-        return EnvFromMessageEnv(env, self.task, self.renderer, failed_parse_reward=self.failed_parse_reward)
+        return EnvFromMessageEnv(env, self.task, self.renderer, rules=self.rules)
 
     def logging_tags(self) -> Sequence[str]:
         """The dataset's tags."""
@@ -133,7 +211,7 @@ class MessageEnvDataset(RLDataset):
     renderer: Renderer
     batch_size: int
     group_size: int
-    failed_parse_reward: float = -0.1
+    rules: TurnRules = field(default_factory=TurnRules)
     tags: tuple[str, ...] = ()
     shuffle_seed: int | None = None
 
@@ -151,7 +229,7 @@ class MessageEnvDataset(RLDataset):
         chosen = self._order()[index * self.batch_size : (index + 1) * self.batch_size]
         return [
             MessageEnvGroupBuilder(
-                self.tasks[i], self.env_factory, self.renderer, self.group_size, self.failed_parse_reward, self.tags
+                self.tasks[i], self.env_factory, self.renderer, self.group_size, self.rules, self.tags
             )
             for i in chosen
         ]

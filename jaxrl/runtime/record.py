@@ -6,9 +6,13 @@ not know renderers, nor how an episode is displayed (`transcript.py`).
 A line (schema 1): step, group, member, task, tags, reward (step rewards plus group reward), stop_reason, error,
 metrics, and turns. A turn holds `kept`, how many tokens of the context so far go on, `rewrite`, why not all of
 them did, `observation`, the tokens the environment added after those, and the sampled `action` with `logprobs` and
-`versions`. The training mask is implied: actions are sampled tokens, observations are not.
+`versions`. The training mask is implied: actions are sampled tokens, observations are not; a `masked` turn is
+context only, and of an episode that is not `trained` nothing is.
+
+`group_to_json` keeps a whole group instead, for a checkpoint.
 """
 
+import dataclasses
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,7 +21,16 @@ from typing import Any
 
 from jaxrl.runtime.log import read_lines
 from jaxrl.runtime.run_dir import write_atomic
-from jaxrl.types import Trajectory, TrajectoryGroup, Transition, common_prefix
+from jaxrl.types import (
+    Conclusion,
+    RolloutError,
+    Sample,
+    StopReason,
+    Trajectory,
+    TrajectoryGroup,
+    Transition,
+    common_prefix,
+)
 
 SCHEMA = 1
 
@@ -47,7 +60,8 @@ def episode_records(
             "reward": _finite(reward),
             "stop_reason": trajectory.stop_reason.value,
             "error": trajectory.error,
-            "metrics": _values(metrics),
+            "trained": group.viable and trajectory.ending.trained,
+            "metrics": _values({**(trajectory.conclusion.metrics if trajectory.conclusion else {}), **metrics}),
             "turns": _turns(trajectory, decode),
         }
         for g, group in enumerate(groups)
@@ -84,6 +98,45 @@ def contexts(record: Mapping[str, Any]) -> list[tuple[int, ...]]:
         seen.append(context[: turn["kept"]] + tuple(turn["observation"]))
         context = seen[-1] + tuple(turn["action"])
     return seen
+
+
+def group_to_json(group: TrajectoryGroup) -> dict[str, Any]:
+    """A group as JSON-able values, from which `group_from_json` makes it again, to the last bit."""
+    return json.loads(json.dumps(dataclasses.asdict(group), default=_plain))
+
+
+def group_from_json(value: Mapping[str, Any]) -> TrajectoryGroup:
+    """The group that `group_to_json` kept."""
+    return TrajectoryGroup(
+        trajectories_G=tuple(_trajectory(t) for t in value["trajectories_G"]),
+        rewards_G=tuple(value["rewards_G"]),
+        metrics_G=tuple(value["metrics_G"]),
+        tags=tuple(value["tags"]),
+        errors=tuple(RolloutError(**{**e, "stop_reason": StopReason(e["stop_reason"])}) for e in value["errors"]),
+        viable=value["viable"],
+    )
+
+
+def _trajectory(value: Mapping[str, Any]) -> Trajectory:
+    conclusion = value["conclusion"]
+    return Trajectory(
+        transitions=tuple(_transition(t) for t in value["transitions"]),
+        stop_reason=StopReason(value["stop_reason"]),
+        error=value["error"],
+        conclusion=None if conclusion is None else Conclusion(**conclusion),
+    )
+
+
+def _transition(value: Mapping[str, Any]) -> Transition:
+    sample = value["action"]
+    lists = {name: tuple(sample[name]) for name in ("tokens", "logprobs", "versions")}
+    action = Sample(**lists, stop=sample["stop"])
+    return Transition(**{**value, "observation": tuple(value["observation"]), "action": action})
+
+
+def _plain(value: Any) -> Any:
+    """Enum members by value, numpy numbers as Python's."""
+    return value.value if isinstance(value, StopReason) else value.item()
 
 
 def token_pieces(tokens: Sequence[int], decode: Decode) -> list[str]:
@@ -129,6 +182,7 @@ def _turn(transition: Transition, kept: int, decode: Decode) -> dict[str, Any]:
         "stop": action.stop,
         "reward": _finite(transition.reward),
         "done": transition.episode_done,
+        "masked": transition.masked,
         "metrics": _values(transition.metrics),
         "logs": _values(transition.logs),
     }

@@ -1,22 +1,27 @@
 """Groups of episodes as nurseries: everything a group starts ends with the group.
 
 A batch is a nursery of groups, a group a nursery of episodes. Every env is closed and every group cleaned up exactly
-once, shielded from cancellation but bounded in time, and cleanup never runs under a live episode. An error ends the
-run (the policy is fail-fast): siblings are cancelled, cleanup runs, and what the user sees is that error, with the
-task, the turn and the env in its notes.
+once, shielded from cancellation but bounded in time, and cleanup never runs under a live episode. What an error means
+is the strategy's to say (`strategy.py`): under fail-fast it ends the run, siblings are cancelled, cleanup runs, and
+what the user sees is that error, with the task, the turn and the env in its notes; a tolerant strategy retries in a
+fresh env, or goes on without the member. An error is never a reward.
 """
 
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import trio
 
 from jaxrl.env import Env, EnvGroupBuilder
-from jaxrl.runtime.episode import Limits, episode_seed, run_episode
-from jaxrl.runtime.sampler import Sampler
-from jaxrl.types import Trajectory, TrajectoryGroup, Transition
+from jaxrl.runtime.episode import Limits, conclude, episode_seed, run_episode
+from jaxrl.runtime.opponents import sampling_from
+from jaxrl.runtime.sampler import Sampler, SamplerLost
+from jaxrl.runtime.strategy import FailFast, Strategy
+from jaxrl.tools import ToolFault
+from jaxrl.types import Metrics, RolloutError, StopReason, Trajectory, TrajectoryGroup, Transition
 
 Release = Callable[[], Awaitable[None]]
 """A close or a cleanup."""
@@ -36,16 +41,21 @@ class RolloutPlan:
     identity: tuple[int | str, ...]
     limits: Limits
     temperature: float = 1.0
+    strategy: Strategy = field(default_factory=FailFast)
 
 
-async def run_batch(
-    sampler: Sampler, builders_P: Sequence[EnvGroupBuilder], plan: RolloutPlan
-) -> list[TrajectoryGroup]:
+class PlayGroup(Protocol):
+    """Plays one group somewhere: `run_group` with a sampler, or what an executor makes of it."""
+
+    async def __call__(self, builder: EnvGroupBuilder, plan: RolloutPlan, *, group: int) -> TrajectoryGroup: ...
+
+
+async def run_batch(play: PlayGroup, builders_P: Sequence[EnvGroupBuilder], plan: RolloutPlan) -> list[TrajectoryGroup]:
     """The groups of a batch, in the order of their builders."""
     groups_P: list[TrajectoryGroup | None] = [None] * len(builders_P)
 
     async def one(index: int) -> None:
-        groups_P[index] = await run_group(sampler, builders_P[index], plan, group=index)
+        groups_P[index] = await play(builders_P[index], plan, group=index)
 
     async with trio.open_nursery() as nursery:
         for index in range(len(builders_P)):
@@ -55,33 +65,207 @@ async def run_batch(
 
 async def run_group(sampler: Sampler, builder: EnvGroupBuilder, plan: RolloutPlan, *, group: int) -> TrajectoryGroup:
     """All episodes of one group, in the order of its envs, with their rewards."""
-    trajectories: dict[int, Trajectory] = {}
+    playing = _Group(sampler, builder, plan, group)
+    result: TrajectoryGroup | None = None
+    try:
+        async with _released(builder.cleanup, lambda: f"in group {group}, task {builder.describe()!r}"):
+            await playing.play()
+            await playing.grade()
+            result = playing.result()
+    except Exception as error:
+        if result is None or not plan.strategy.tolerant:
+            raise
+        return playing.result(after=error)  # played and graded; only the cleanup failed
+    return result
 
-    async def one(member: int, env: Env, prompt: Hashable | None) -> None:
-        seed = episode_seed(*plan.identity, group, member)
-        turns: list[Transition] = []
+
+class _Group:
+    """One group being played. Owns its envs until they are closed, its retries, and what failed so far.
+
+    This is the one place of the project that catches what an environment raises: under a tolerant strategy an error
+    becomes an ending and a `RolloutError`; under fail-fast it is not caught at all.
+    """
+
+    def __init__(self, sampler: Sampler, builder: EnvGroupBuilder, plan: RolloutPlan, group: int) -> None:
+        self._sampler, self._builder, self._plan, self._group = sampler, builder, plan, group
+        self._envs: list[Env] = []
+        self._trajectories: list[Trajectory] = []
+        self._shared: dict[int, tuple[float, Metrics]] = {}
+        self._errors: list[RolloutError] = []
+        self._retries = plan.strategy.max_retries
+
+    async def play(self) -> None:
+        """Play every member, and again what failed, as the strategy allows."""
+        while await self._make_envs():
+            self._trajectories = [Trajectory((), StopReason.CANCELLED) for _ in self._envs]
+            async with trio.open_nursery() as nursery:
+                for member in range(len(self._envs)):
+                    nursery.start_soon(self._play_member, member, nursery.cancel_scope)
+            if not (self._builder.coupled and self._failed() and self._retry()):
+                return
+
+    async def grade(self) -> None:
+        """Ask the builder for the rewards that need the whole group, over the members that can be trusted."""
+        trusted = [m for m, t in enumerate(self._trajectories) if t.ending.in_baseline]
+        if not trusted:
+            return
+        envs = [self._envs[m] for m in trusted]
+        try:
+            with trio.fail_after(math.inf if (limit := self._plan.limits.grader_seconds) is None else limit):
+                shared = await self._builder.compute_group_rewards([self._trajectories[m] for m in trusted], envs)
+            self._shared = dict(zip(trusted, shared, strict=True))
+            self._check_rewards()
+        except Exception as error:
+            if not self._plan.strategy.tolerant:
+                raise
+            self._note(error, StopReason.GRADER_ERROR)
+            for m in trusted:
+                self._trajectories[m] = replace(
+                    self._trajectories[m], stop_reason=StopReason.GRADER_ERROR, error=_said(error)
+                )
+            self._shared = {}
+
+    def result(self, *, after: Exception | None = None) -> TrajectoryGroup:
+        """The group, in member order; what failed has its partial reward, which nobody counts.
+
+        after: what the cleanup raised.
+        """
+        if after is not None:
+            self._note(after, StopReason.ENV_ERROR)
+        shared = [self._shared.get(m, (0.0, {})) for m in range(len(self._trajectories))]
+        good = sum(t.ending.in_baseline for t in self._trajectories)
+        return TrajectoryGroup(
+            trajectories_G=tuple(self._trajectories),
+            rewards_G=tuple(t.reward + extra for t, (extra, _) in zip(self._trajectories, shared, strict=True)),
+            metrics_G=tuple(metrics for _, metrics in shared),
+            tags=tuple(self._builder.logging_tags()),
+            errors=tuple(self._errors),
+            viable=bool(self._trajectories) and good >= self._plan.strategy.least(len(self._trajectories)),
+        )
+
+    async def _make_envs(self) -> bool:
+        """Fresh envs for all members. False when they cannot be made and no retry is left."""
+        while True:
+            try:
+                self._envs = list(await self._builder.make_envs())
+                return True
+            except Exception as error:
+                if not self._plan.strategy.tolerant:
+                    raise
+                self._note(error, StopReason.ENV_ERROR)
+            if not self._retry():
+                return False
+
+    async def _play_member(self, member: int, siblings: trio.CancelScope) -> None:
+        env: Env | None = self._envs[member]
+        while True:
+            trajectory = await self._attempt(member, env) if env else self._trajectories[member]
+            self._trajectories[member] = trajectory
+            if not trajectory.ending.fault or not self._plan.strategy.tolerant:
+                return
+            if self._builder.coupled or not self._retry():
+                break
+            env = await self._remake(member)
+        if self._builder.coupled or self._failed() > len(self._envs) - self._plan.strategy.least(len(self._envs)):
+            siblings.cancel()  # the group is lost: what the others do can no longer be used
+
+    async def _attempt(self, member: int, env: Env) -> Trajectory:
+        """One episode in one env, which is closed afterwards."""
+        plan, turns = self._plan, list[Transition]()
         where = lambda: f"in turn {len(turns) + 1} of {env.describe()}, member {member}"  # noqa: E731
-        async with _released(env.close, where), sampler.session(group=prompt, seed=seed) as session:
-            reason = await run_episode(env, session, plan.limits, temperature=plan.temperature, transitions=turns)
-        trajectories[member] = Trajectory(tuple(turns), reason)
+        seed = episode_seed(*plan.identity, self._group, member)  # of the episode: a retry draws the same numbers
+        prompt = (*plan.identity, self._group) if len(self._envs) > 1 else None  # nobody to share it with
+        grading, trajectory = False, None
+        self._trajectories[member] = Trajectory((), StopReason.CANCELLED)
+        try:
+            with sampling_from(self._sampler, seed=seed):
+                async with _released(env.close, where):
+                    async with self._sampler.session(group=prompt, seed=seed) as session:
+                        reason = await run_episode(
+                            env, session, plan.limits, temperature=plan.temperature, transitions=turns
+                        )
+                    grading = True
+                    conclusion = await conclude(env, reason, plan.limits)
+                    trajectory = Trajectory(tuple(turns), reason, conclusion=conclusion)
+        except SamplerLost:
+            raise
+        except Exception as error:
+            if not plan.strategy.tolerant:
+                raise
+            reason = StopReason.GRADER_ERROR if grading else _blame(error)
+            self._note(error, reason, member, env, len(turns) + 1)
+            if trajectory is None:  # else only the close failed: the episode is whole
+                trajectory = Trajectory(tuple(turns), reason, error=_said(error))
+            return trajectory
+        if trajectory.ending.fault:
+            self._record("Timeout", "a time limit ended the episode", reason, member, env, len(turns) + 1)
+        return trajectory
 
-    async with _released(builder.cleanup, lambda: f"in group {group}, task {builder.describe()!r}"):
-        envs = await builder.make_envs()
-        prompt = (*plan.identity, group) if len(envs) > 1 else None  # nobody to share it with
-        async with trio.open_nursery() as nursery:
-            for member, env in enumerate(envs):
-                nursery.start_soon(one, member, env, prompt)
-        ordered = tuple(trajectories[m] for m in range(len(envs)))
-        shared = await builder.compute_group_rewards(ordered, envs)
-        rewards = tuple(t.reward + extra for t, (extra, _) in zip(ordered, shared, strict=True))
-        if not all(map(math.isfinite, rewards)):
-            raise ValueError(f"rewards {list(rewards)}: each must be a finite number; raise an error to say no reward")
-    return TrajectoryGroup(
-        trajectories_G=ordered,
-        rewards_G=rewards,
-        metrics_G=tuple(metrics for _, metrics in shared),
-        tags=tuple(builder.logging_tags()),
-    )
+    async def _remake(self, member: int) -> Env | None:
+        """A fresh env for a retry; None when it cannot be made, which is a failed attempt too."""
+        try:
+            env = await self._builder.remake(member)
+            if env is None:
+                env, *others = _first(await self._builder.make_envs(), member)
+                for other in others:
+                    await _bounded(other.close)
+        except Exception as error:
+            self._note(error, StopReason.ENV_ERROR, member)
+            return None
+        self._envs[member] = env
+        return env
+
+    def _retry(self) -> bool:
+        """Take one of the group's retries, if there is one."""
+        self._retries -= 1
+        return self._retries >= 0
+
+    def _failed(self) -> int:
+        return sum(t.ending.fault for t in self._trajectories)
+
+    def _check_rewards(self) -> None:
+        for m, (extra, _) in self._shared.items():
+            reward = self._trajectories[m].reward + extra
+            if not math.isfinite(reward):
+                raise ValueError(f"reward {reward} of member {m}: expected a finite number; raise an error to say none")
+
+    def _note(
+        self,
+        error: Exception,
+        reason: StopReason,
+        member: int | None = None,
+        env: Env | None = None,
+        turn: int | None = None,
+    ) -> None:
+        cause = _leaf(error)
+        self._record(type(cause).__name__, str(cause), reason, member, env, turn)
+
+    def _record(
+        self, kind: str, message: str, reason: StopReason, member: int | None, env: Env | None, turn: int | None
+    ) -> None:
+        name = env.describe() if env else type(self._builder).__name__
+        self._errors.append(RolloutError(kind, message, reason, self._builder.describe(), name, member, turn))
+
+
+def _first(envs: Sequence[Env], member: int) -> list[Env]:
+    """The envs with that of `member` in front."""
+    return [envs[member], *envs[:member], *envs[member + 1 :]]
+
+
+def _leaf(error: BaseException) -> BaseException:
+    """The first error inside the groups that an env's own nurseries wrap it in."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def _blame(error: Exception) -> StopReason:
+    return StopReason.TOOL_ERROR if isinstance(_leaf(error), ToolFault) else StopReason.ENV_ERROR
+
+
+def _said(error: Exception) -> str:
+    cause = _leaf(error)
+    return f"{type(cause).__name__}: {cause}"
 
 
 @asynccontextmanager

@@ -11,6 +11,14 @@ from typing import Protocol
 from jaxrl.types import Sample
 
 
+class SamplerLost(ConnectionError):
+    """Whoever sampled is gone. No fault of an environment, so no strategy retries it."""
+
+
+class ContextFull(ValueError):
+    """A session was given more tokens than its context holds."""
+
+
 class Session(Protocol):
     """One episode's lease: a context that only grows, or is rewound to a prefix of itself."""
 
@@ -43,10 +51,12 @@ class Session(Protocol):
 class Sampler(Protocol):
     """Where sessions come from."""
 
-    def session(self, *, group: Hashable | None = None, seed: int) -> AbstractAsyncContextManager[Session]:
+    def session(
+        self, *, group: Hashable | None = None, seed: int, policy: str | None = None
+    ) -> AbstractAsyncContextManager[Session]:
         """Lease a session for one episode; leaving the block gives it back, also on cancellation.
 
         group: sessions of the same group may share the work on their common prompt. seed: 64-bit integer; every
-        random number of the episode follows from it.
+        random number of the episode follows from it. policy: a frozen policy's name; None is the one being trained.
         """
         ...

@@ -10,15 +10,12 @@ from typing import Literal, Protocol
 
 import trio
 
+from jaxrl.runtime.sampler import ContextFull
 from jaxrl.runtime.schedule import MAX_STOP_IDS, Row
 from jaxrl.runtime.weights import Policy
 from jaxrl.types import Sample
 
 DecodeText = Callable[[Sequence[int]], str]
-
-
-class ContextFull(ValueError):
-    """A session was given more tokens than its context holds."""
 
 
 @dataclass

@@ -91,7 +91,8 @@ def episode_html(record: Mapping[str, Any], *, label: str, is_open: bool = False
         )
     )
     error = f'<p class="error">{_clean(record["error"])}</p>' if record["error"] else ""
-    untrained = "" if ENDINGS[StopReason(stop)].trained else '<p class="quiet">This episode was not trained on.</p>'
+    trained = record.get("trained", ENDINGS[StopReason(stop)].trained)
+    untrained = "" if trained else '<p class="quiet">This episode was not trained on.</p>'
     body = "".join(_turn_html(i, turn) for i, turn in enumerate(record["turns"]))
     return f"<details{' open' * is_open}><summary>{summary}</summary>{error}{untrained}{body}</details>"
 

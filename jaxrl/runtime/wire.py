@@ -15,6 +15,8 @@ from typing import Any
 
 import trio
 
+from jaxrl.runtime.sampler import ContextFull, SamplerLost
+
 MAX_FRAME = 64 * 2**20
 """Bytes of the largest frame: several million tokens."""
 
@@ -24,11 +26,13 @@ CONNECT_SECONDS = 10.0
 _HEAD = struct.Struct(">I")
 _KEY_DEPTH = 8  # tuples in tuples that a group key may have
 
-_KNOWN = {c.__name__: c for c in (ValueError, TypeError, LookupError, AssertionError, TimeoutError, RuntimeError)}
+_KNOWN = {
+    c.__name__: c for c in (ContextFull, ValueError, TypeError, LookupError, AssertionError, TimeoutError, RuntimeError)
+}
 """Errors that have the same class on both sides; a subclass of one arrives as it, with its own name in the text."""
 
 
-class ConnectionLost(ConnectionError):
+class ConnectionLost(SamplerLost):
     """The other side is gone, or says what no frame is. What was being asked has no answer."""
 
 

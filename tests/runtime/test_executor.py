@@ -24,7 +24,6 @@ from jaxrl.runtime.engine import open_engine
 from jaxrl.runtime.episode import Limits
 from jaxrl.runtime.executor import (
     Answer,
-    GroupRunner,
     Unpicklable,
     WorkerError,
     WorkerLost,
@@ -33,7 +32,7 @@ from jaxrl.runtime.executor import (
     pack_job,
     play_group,
 )
-from jaxrl.runtime.rollout import RolloutPlan, run_group
+from jaxrl.runtime.rollout import PlayGroup, RolloutPlan, run_group
 from jaxrl.runtime.wire import ConnectionLost
 from jaxrl.types import TrajectoryGroup
 
@@ -67,7 +66,7 @@ def executor(request: pytest.FixtureRequest) -> Executor:
     return request.getfixturevalue(request.param)
 
 
-async def all_groups(run: GroupRunner, builders: list[ChatterBuilder]) -> list[TrajectoryGroup]:
+async def all_groups(run: PlayGroup, builders: list[ChatterBuilder]) -> list[TrajectoryGroup]:
     groups: dict[int, TrajectoryGroup] = {}
 
     async def one(index: int) -> None:
@@ -89,7 +88,7 @@ async def until_written(path: Path, what: str, seconds: float = 20) -> None:
             await trio.sleep(0.01)
 
 
-async def warm(run: GroupRunner) -> None:
+async def warm(run: PlayGroup) -> None:
     """Have every worker begin, and finish what was queued."""
     await all_groups(run, [ChatterBuilder(size=1, turns=1)] * 4)
 

@@ -8,8 +8,19 @@ import pytest
 
 from jaxrl.runtime import loop
 from jaxrl.runtime.engine import Stats
-from jaxrl.runtime.loop import Sampling, Schedule, engine_metrics, evaluate, train_loop, training_data
-from jaxrl.types import Sample, StopReason, Trajectory, TrajectoryGroup, Transition
+from jaxrl.runtime.episode import Limits
+from jaxrl.runtime.loop import (
+    Mode,
+    Sampling,
+    Schedule,
+    Teaching,
+    data_metrics,
+    engine_metrics,
+    evaluate,
+    train_loop,
+    training_data,
+)
+from jaxrl.types import Datum, Sample, StopReason, Trajectory, TrajectoryGroup, Transition
 
 
 def turn(observation: tuple[int, ...], action: tuple[int, ...], rewrite: str | None = None) -> Transition:
@@ -22,10 +33,13 @@ def group(*rewards: float, stop: StopReason = StopReason.TERMINATED, turns: Any 
     return TrajectoryGroup(episodes, rewards, ({},) * len(rewards))
 
 
+def taught(groups: list[TrajectoryGroup], teaching: Teaching) -> tuple[list[Datum], dict[str, float]]:
+    data, useful = training_data(groups, teaching)
+    return data, data_metrics(data, useful)
+
+
 def test_only_groups_that_teach_become_datums_and_the_others_are_counted() -> None:
-    data, metrics = training_data(
-        [group(1, 0), group(1, 1), group(0.5), group(0, 0, 3)], "mean", overlong_masking=False
-    )
+    data, metrics = taught([group(1, 0), group(1, 1), group(0.5), group(0, 0, 3)], Teaching("mean"))
     assert metrics == {"data/groups_trained": 2.0, "data/datums_per_episode": 1.0}
     assert len(data) == 5
     assert [float(d.advantages[-1]) for d in data] == [0.5, -0.5, -1.0, -1.0, 2.0]
@@ -34,7 +48,7 @@ def test_only_groups_that_teach_become_datums_and_the_others_are_counted() -> No
 
 def test_a_rewritten_episode_is_several_datums_and_the_reasons_are_counted() -> None:
     turns = (turn((1, 2), (3,)), turn((1, 9), (4,), "thinking_stripped"), turn((1, 9, 4, 7), (5,)), turn((8,), (6,)))
-    data, metrics = training_data([group(1, 0, turns=turns)], "mean", overlong_masking=False)
+    data, metrics = taught([group(1, 0, turns=turns)], Teaching("mean"))
     assert len(data) == 6
     assert metrics["data/datums_per_episode"] == 3.0
     assert metrics["data/split/thinking_stripped"] == 2.0
@@ -46,14 +60,14 @@ def test_episodes_cut_short_are_masked_when_asked_but_stay_in_the_baseline(stop:
     cut = group(0, stop=stop).trajectories_G[0]
     kept = group(1).trajectories_G[0]
     mixed = TrajectoryGroup((kept, cut), (1.0, 0.0), ({}, {}))
-    (all_data, _), (masked, _) = (training_data([mixed], "mean", overlong_masking=on) for on in (False, True))
+    (all_data, _), (masked, _) = (training_data([mixed], Teaching("mean", on)) for on in (False, True))
     assert len(all_data) == 2
     assert [float(d.advantages[-1]) for d in masked] == [0.5], "the advantage still knows of the other"
 
 
 def test_nothing_to_learn_is_a_normal_case() -> None:
     for groups in ([], [group(1, 1)], [group(1)]):
-        data, metrics = training_data(groups, "mean_std", overlong_masking=True)
+        data, metrics = taught(groups, Teaching("mean_std", True))
         assert data == []
         assert metrics == {"data/groups_trained": 0.0, "data/datums_per_episode": 0.0}
 
@@ -72,8 +86,10 @@ class Recorder:
         self.written: dict[int, dict[str, float]] = {}
         self.log = SimpleNamespace(write=self.written.__setitem__)
         self.progress = SimpleNamespace(update=lambda step, metrics: None)
-        self.checkpointer = SimpleNamespace(save=lambda step, state: self.saved.append(step))
+        self.checkpointer = SimpleNamespace(save=lambda step, state, extra: self.saved.append(step))
         self.learner = SimpleNamespace(state=None)
+        self.mode = Mode()
+        self.train = type("D", (), {"get_batch": lambda self, i: ["task"], "__len__": lambda self: 9})()
 
     async def on_device(self, call: Any, *args: Any) -> Any:
         return call(*args)
@@ -82,7 +98,7 @@ class Recorder:
 async def driven(monkeypatch: pytest.MonkeyPatch, schedule: Schedule, start: int = 0) -> Recorder:
     run: Any = Recorder(schedule)
 
-    async def train(_: Any, step: int) -> dict[str, float]:
+    async def train(_: Any, supply: Any, step: int) -> dict[str, float]:
         run.trained.append(step)
         return {"trained": step}
 
@@ -136,17 +152,20 @@ async def test_I7_every_evaluation_draws_from_the_same_numbers_at_its_own_temper
 ) -> None:
     plans = []
 
-    async def record(engine: Any, builders: Any, plan: Any) -> list:
-        plans.append((plan.identity, plan.temperature, list(builders)))
+    async def record(play: Any, builders: Any, plan: Any) -> list:
+        plans.append((plan.identity, plan.temperature, plan.limits.max_turns, list(builders)))
         return []
 
     monkeypatch.setattr(loop, "run_batch", record)
     test = SimpleNamespace(get_batch=lambda i: [f"{i}a", f"{i}b"], __len__=None)
     held_out = type("D", (), {"get_batch": lambda self, i: test.get_batch(i), "__len__": lambda self: 2})()
-    run: Any = SimpleNamespace(test=held_out, engine=None, sampling=Sampling(5, None, 1.0, 0.5), groups_to_record=0)  # pyright: ignore
+    sampling = Sampling(5, Limits(4), 1.0, Limits(4, max_turns=9), 0.5)
+    run: Any = SimpleNamespace(
+        test=held_out, sampling=sampling, groups_to_record=0, mode=Mode(), player=lambda pinned: None
+    )
     for step in (0, 10):
         assert set(await evaluate(run, step)) == {"time/eval"}
-    assert plans == [((5, "test"), 0.5, ["0a", "0b", "1a", "1b"])] * 2
+    assert plans == [((5, "test"), 0.5, 9, ["0a", "0b", "1a", "1b"])] * 2
 
 
 def test_engine_metrics_are_those_since_the_step_began() -> None:

@@ -13,7 +13,7 @@ from jaxrl.chat.families import renderer_for
 from jaxrl.env import MessageEnv
 from jaxrl.runtime.engine import open_engine
 from jaxrl.runtime.episode import Limits, run_episode
-from jaxrl.runtime.message_env import EnvFromMessageEnv, MessageEnvDataset, MessageEnvGroupBuilder
+from jaxrl.runtime.message_env import EnvFromMessageEnv, MessageEnvDataset, MessageEnvGroupBuilder, TurnRules
 from jaxrl.types import Message, StopReason, Task, ToolSpec, Trajectory, Transition
 
 TASK = Task("user\nhi")
@@ -30,7 +30,7 @@ async def play(env: EnvFromMessageEnv, engine: Any, limits: Limits | None = None
 
 def lifted(message_env: MessageEnv, thinking: str | None = None) -> EnvFromMessageEnv:
     renderer = renderer_for(BYTES, "qwen3", thinking="strip") if thinking == "strip" else RENDERER
-    return EnvFromMessageEnv(message_env, TASK, renderer, failed_parse_reward=-0.25)
+    return EnvFromMessageEnv(message_env, TASK, renderer, rules=TurnRules(failed_parse_reward=-0.25))
 
 
 async def test_I1_ids_that_the_tokenizer_would_not_choose_stay_as_sampled() -> None:

@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from jaxrl.algo.batch import pack
 from jaxrl.algo.step import make_eval_logprobs
 from jaxrl.runtime.engine import Engine, open_engine
 from jaxrl.runtime.episode import Limits
-from jaxrl.runtime.loop import training_data
+from jaxrl.runtime.loop import Teaching, training_data
 from jaxrl.runtime.rollout import CLEANUP_SECONDS, RolloutPlan, run_batch, run_group
 from jaxrl.types import StopReason, TrajectoryGroup
 
@@ -70,7 +71,7 @@ async def test_cleanup_never_runs_under_a_live_episode() -> None:
 
 async def test_I14_members_start_from_one_observation_and_share_the_engines_prompt() -> None:
     engine = scripted()
-    groups = await run_batch(engine, prompts(3), PLAN)
+    groups = await run_batch(partial(run_group, engine), prompts(3), PLAN)
     for builder, group in zip(prompts(3), groups, strict=True):
         assert {t.transitions[0].observation for t in group.trajectories_G} == {builder.prompt}
         assert len(group.trajectories_G) == builder.size
@@ -86,9 +87,8 @@ async def test_groups_that_are_too_small_or_cut_short_are_groups_too(survivors: 
     group = await run_group(short, builder, plan, group=0)
     assert [t.stop_reason for t in group.trajectories_G] == [StopReason.CONTEXT_OVERFLOW] * survivors
     assert [t.transitions for t in group.trajectories_G] == [()] * survivors
-    data, metrics = training_data([group], "mean", overlong_masking=False)
-    assert data == []
-    assert metrics["data/groups_trained"] == 0.0
+    data, useful = training_data([group], Teaching("mean"))
+    assert data == useful == []
 
 
 @pytest.mark.parametrize("reward", [math.nan, math.inf])
@@ -97,7 +97,7 @@ async def test_a_reward_that_is_no_number_is_an_error_not_a_group_without_signal
         async def compute_group_rewards(self, trajectories_G: Any, envs_G: Any) -> Any:
             return [(0.0, {}), (reward, {})]
 
-    with pytest.raises(ValueError, match=r"rewards \[0.0, (nan|inf)\]: each must be a finite number") as caught:
+    with pytest.raises(ValueError, match=r"reward (nan|inf) of member 1: expected a finite number") as caught:
         await run_group(scripted(), Broken([], size=2), PLAN, group=7)
     assert "in group 7, task 'count'" in caught.value.__notes__
 
@@ -108,13 +108,13 @@ async def test_a_reward_that_is_no_number_is_an_error_not_a_group_without_signal
 async def rolled(builders: list[CountingBuilder], temperature: float = 1.0) -> tuple[list[TrajectoryGroup], Engine]:
     plan = RolloutPlan((3, "train", 1), Limits(6), temperature)
     async with open_engine(TALKER, talker(), config=ENGINE) as engine:
-        return await run_batch(engine, builders, plan), engine
+        return await run_batch(partial(run_group, engine), builders, plan), engine
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 async def test_I3_the_trainers_logprobs_are_the_samplers_through_the_whole_path(temperature: float) -> None:
     groups, _ = await rolled(prompts(5, turns=3), temperature)
-    data, _ = training_data(groups, "mean", overlong_masking=False)
+    data, _ = training_data(groups, Teaching("mean"))
     assert len(data) == sum(b.size for b in prompts(5))
     batch = pack(data, token_weights(data, "token_mean"), width=127, rows=4)
     logprobs = make_eval_logprobs(TALKER, None, temperature=temperature)
@@ -190,7 +190,7 @@ async def test_I9_whatever_raises_everything_is_closed_once_and_the_error_is_wha
         CountingBuilder(logs[0], act=breaks(place, 1), name="the task"),
         CountingBuilder(logs[1], act=lambda where, member: nap(1000) if where == "step" else None),
     ]
-    error, notes = await failure(run_batch(engine, builders, PLAN))
+    error, notes = await failure(run_batch(partial(run_group, engine), builders, PLAN))
     assert isinstance(error, Broken)
     assert str(error) == place
     assert "in group 0, task 'the task'" in notes
@@ -249,7 +249,7 @@ async def test_I9_a_cancelled_group_is_closed_although_closing_takes_time(
 
     engine = scripted()
     with trio.move_on_after(3) as scope:
-        await run_batch(engine, [CountingBuilder([], size=2, act=act)], PLAN)
+        await run_batch(partial(run_group, engine), [CountingBuilder([], size=2, act=act)], PLAN)
     assert scope.cancelled_caught
     closed = [] if place == "make_envs" else ["close 0", "close 1"]
     assert sorted(finished) == ["cleanup -1", *closed]
@@ -265,11 +265,13 @@ async def test_I9_a_real_engine_has_no_session_and_no_slot_left() -> None:
             return None
 
         async with open_engine(TALKER, talker(), config=ENGINE) as engine:
-            error, _ = await failure(run_batch(engine, [*prompts(3), CountingBuilder([], act=act)], PLAN))
+            error, _ = await failure(
+                run_batch(partial(run_group, engine), [*prompts(3), CountingBuilder([], act=act)], PLAN)
+            )
             assert isinstance(error, Broken)
             assert (engine.live_sessions, engine.slots_in_use) == (0, 0)
             with trio.move_on_after(0.005):
-                await run_batch(engine, prompts(4, turns=8), PLAN)
+                await run_batch(partial(run_group, engine), prompts(4, turns=8), PLAN)
             assert (engine.live_sessions, engine.slots_in_use) == (0, 0)
-            groups = await run_batch(engine, prompts(2), PLAN)
+            groups = await run_batch(partial(run_group, engine), prompts(2), PLAN)
             assert [len(g.trajectories_G) for g in groups] == [2, 3]
