@@ -11,6 +11,7 @@
 PYTHON ?= python3
 TORCH_SPEC ?= torch==2.13.0
 ARGS ?=
+JOBS ?= auto
 PYTEST_ARGS ?=
 
 # On Linux plain `torch` may bring CUDA along; any pip arguments work, such as
@@ -18,6 +19,7 @@ PYTEST_ARGS ?=
 
 PY := .venv/bin/python
 PY_FULL := .venv-full/bin/python
+SPREAD := -n $(JOBS) --maxprocesses=8 --dist loadfile  # a file's fixtures are made once
 PIP_FLAGS := --quiet --disable-pip-version-check --no-compile  # only what is imported gets compiled, when it is
 
 .PHONY: help quickstart test test-all lint format clean
@@ -30,10 +32,10 @@ quickstart: .venv/installed
 	$(PY) -m recipes.guess_number log_path=runs/quickstart behavior_if_log_dir_exists=delete $(ARGS)
 
 test: .venv/installed
-	$(PY) -m pytest -m "not full" $(PYTEST_ARGS)
+	$(PY) -m pytest -m "not full" $(SPREAD) $(PYTEST_ARGS)
 
 test-all: test .venv-full/installed .cache/fetched
-	$(PY_FULL) -m pytest -m full $(PYTEST_ARGS)
+	$(PY_FULL) -m pytest -m full $(SPREAD) $(PYTEST_ARGS)
 
 lint: .venv/installed
 	$(PY) -m ruff format --check .
