@@ -5,13 +5,15 @@ Knows the token-level Env, the sampler's Session and the limits. Knows no render
 
 import hashlib
 import math
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, fields
+from functools import partial
 
 import trio
 
 from jaxrl.env import ActionExtra, Env, Observation
 from jaxrl.runtime.sampler import Session
-from jaxrl.types import ENDINGS, Conclusion, StopReason, Transition, common_prefix
+from jaxrl.types import ENDINGS, Conclusion, Sample, StopReason, Transition, common_prefix
 
 
 @dataclass(frozen=True)
@@ -84,9 +86,9 @@ async def _play(
         if isinstance(budget, StopReason):
             return budget
         new = _return_to(session, observation)
-        with trio.move_on_after(_seconds(limits.sample_seconds)) as clock:
-            action = await session.sample(new, stop=stop, max_tokens=budget, temperature=temperature)
-        if clock.cancelled_caught:
+        asked = partial(session.sample, new, stop=stop, max_tokens=budget, temperature=temperature)
+        action = await _in_time(asked, limits.sample_seconds)
+        if action is None:
             return StopReason.TIMEOUT
         sampled += len(action.tokens)
         left = limits.turns_left(len(transitions) + 1)
@@ -106,6 +108,15 @@ async def _play(
         if result.episode_done:
             return result.stop_reason or StopReason.TERMINATED
         observation, stop, rewrite = result.next_observation, result.next_stop_condition, result.rewrite
+
+
+async def _in_time(call: Callable[[], Awaitable[Sample]], seconds: float | None) -> Sample | None:
+    """What `call` gives, or None when it took longer. A scope is much of what a turn costs: no limit, no scope."""
+    if seconds is None:
+        return await call()
+    with trio.move_on_after(seconds):
+        return await call()
+    return None
 
 
 async def conclude(env: Env, reason: StopReason, limits: Limits) -> Conclusion | None:
