@@ -110,13 +110,21 @@ class EnvFromMessageEnv(Env):
             result = MessageStepResult(messages=(Message("user", self._rules.correction),), metrics={"malformed": 1.0})
             return self._next(action, result, extra, malformed=True)
         message, over = self._within_calls(parsed.message, extra.max_tool_calls)
+        if over and not message.tool_calls:  # a turn without its calls would look like an answer
+            return StepResult(0.0, True, stop_reason=StopReason.MAX_TOOL_CALLS)
         result = await self.message_env.step(message)
+        if not (result.terminated or result.truncated or over):
+            return self._next(action, result, extra, malformed=unread)
+        reason = StopReason.MAX_TOOL_CALLS
         if result.terminated or result.truncated:
             reason = StopReason.TERMINATED if result.terminated else StopReason.ENV
-            return StepResult(result.reward, True, metrics=result.metrics, stop_reason=reason)
-        if over:
-            return StepResult(result.reward, True, metrics=result.metrics, stop_reason=StopReason.MAX_TOOL_CALLS)
-        return self._next(action, result, extra, malformed=unread)
+        return StepResult(
+            result.reward - self._rules.parse_penalty * unread,
+            True,
+            metrics=result.metrics,
+            stop_reason=reason,
+            masked=unread and self._rules.mask_malformed,
+        )
 
     def _within_calls(self, message: Message, most: int | None) -> tuple[Message, bool]:
         """The message with the calls that are still allowed, and whether it asked for more."""
