@@ -123,6 +123,9 @@ class Config:
     temperature: float = chz.field(default=1.0, doc="of training rollouts")
     eval_temperature: float | None = chz.field(default=None, doc="of held-out evaluation; None is as in training")
     overlong_masking: bool = chz.field(default=False, doc="do not train episodes that a budget cut short")
+    frozen_policies: dict[str, str] = chz.field(
+        default_factory=dict, doc="name -> finished run on the same base, whose last adapter opponents sample from"
+    )
     shaping: Shaping = chz.field(default_factory=Shaping, doc="rewards of episodes that a budget cut short")
     stream_minibatch: StreamMinibatchConfig | None = chz.field(
         default=None, doc="take the gradient of groups as they finish; None waits for the whole batch"
@@ -262,6 +265,7 @@ def _checked(config: Config, executor: Executor | None) -> _Plan:
         raise ValueError("dataset_builder is not given: name what to train on, or call train_multi_turn with tasks")
     variant, objective = _objective(config)
     sampling, mode = _sampling(config), _mode(config, executor)
+    _check_frozen(config)
     if config.max_steps is not None and config.max_steps < 1:
         raise ValueError(f"max_steps={config.max_steps}: expected at least 1, or None for one pass over the data")
     for name in ("eval_every", "save_every", "num_groups_to_log", "seed"):
@@ -346,6 +350,14 @@ def _mode(config: Config, executor: Executor | None) -> Mode:
         in_flight_updates=ahead.in_flight_updates if ahead else True,
         max_attempts=config.max_sampling_attempts,
     )
+
+
+def _check_frozen(config: Config) -> None:
+    for name, past in config.frozen_policies.items():
+        if config.lora is None:
+            raise ValueError(f"frozen_policies={{{name!r}: ...}} are adapters, and lora=None trains none; give a LoRA")
+        if not _checkpoints(past).is_dir():
+            raise ValueError(f"frozen_policies: {name!r} is {past!r}, which has no checkpoints; name a run directory")
 
 
 def _steps(config: Config, train: RLDataset) -> int:
@@ -468,6 +480,9 @@ async def _run(config: Config, plan: _Plan, executor: Executor | None) -> None:
                     limiter=limiter,
                 )
             )
+            for name, past in config.frozen_policies.items():
+                adapter = await trio.to_thread.run_sync(_last_adapter, past, learner, limiter=limiter)
+                engine.add_policy(name, adapter)
             await opened.enter_async_context(open_asyncio())
             play = await opened.enter_async_context(open_executor(executor, engine)) if executor else None
             run = Run(
@@ -490,6 +505,20 @@ async def _run(config: Config, plan: _Plan, executor: Executor | None) -> None:
             )
             await train_loop(run, start=start, supplied=supplied)
     await trio.to_thread.run_sync(write_report, plan.run_dir.path)
+
+
+def _last_adapter(past: str, learner: Learner) -> Any:
+    """The adapter of a run's last checkpoint. Raises CheckpointError when it does not fit this model."""
+    with Checkpointer(_checkpoints(past)) as checkpointer:
+        step = checkpointer.latest()
+        if step is None:
+            raise ValueError(f"frozen_policies: {past} holds no complete checkpoint; name a run that has saved one")
+        state, _ = checkpointer.restore(step, learner.abstract_state())
+    return state.params
+
+
+def _checkpoints(past: str) -> Path:
+    return Path(past).expanduser() / "checkpoints"
 
 
 def _make_learner(config: Config, plan: _Plan) -> Learner:

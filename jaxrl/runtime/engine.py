@@ -17,6 +17,7 @@ a chunk for all of them, in a worker thread; everything else here is host bookke
 token ids only; text enters through `decode_text`, for stop strings.
 """
 
+import math
 import time
 from collections.abc import AsyncIterator, Callable, Hashable, Iterable
 from contextlib import asynccontextmanager
@@ -39,6 +40,7 @@ from jaxrl.types import common_prefix
 
 __all__ = ["ContextFull", "Engine", "EngineConfig", "Policy", "Session", "Stats", "Weights", "open_engine", "snapshot"]
 
+_PATIENCE = 0.2  # seconds an engine with nothing to run leaves idle episodes their slots while another waits for one
 _SETTLE = 4  # scheduler passes in which tasks answered by a tick may hand in their next turn
 
 
@@ -238,13 +240,31 @@ class Engine:
                 await trio.lowlevel.checkpoint()
             if not worked and not self._admissible():
                 self._wake = trio.Event()
-                await self._wake.wait()
+                with trio.move_on_after(_PATIENCE if self._starved() else math.inf) as waited:
+                    await self._wake.wait()
+                if waited.cancelled_caught:
+                    self._evict()
 
     def _admissible(self) -> list[Lane]:
         waiting = [s for s in self._lanes if s.request is not None and not s.request.done.is_set()]
         holding = [s for s in waiting if s.slot is not None]
         queued = sorted((s for s in waiting if s.slot is None), key=lambda s: (_since(s), s.seed))
         return sorted(holding, key=lambda s: s.slot or 0) + queued[: len(self._free_slots)]
+
+    def _starved(self) -> bool:
+        """Whether an episode waits for a slot while all slots belong to episodes that wait for something else."""
+        return not self._free_slots and any(s.request is not None and s.slot is None for s in self._lanes)
+
+    def _evict(self) -> None:
+        """Take the slot of the idle episode that is cheapest to prefill again, which it is at its next turn.
+
+        Without this, episodes that wait for an opponent in the same engine could hold every slot the opponent needs.
+        """
+        idle = [s for s in self._lanes if s.slot is not None and s.request is None]
+        if idle:
+            lane = min(idle, key=lambda s: (len(s.tokens), s.seed))
+            self._release(lane)
+            lane.keep(0)
 
     async def _tick(self) -> bool:
         """Admit, prefill, decode once, one policy after the other. False when there was nothing to do."""

@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -353,3 +353,33 @@ def test_seeds_of_any_64_bits_give_distinct_tokens(policy: SmallPolicy) -> None:
 
     drawn = trio.run(run)
     assert all(a != b for a, b in itertools.combinations(drawn, 2))
+
+
+async def test_I9_episodes_that_wait_for_an_opponent_here_do_not_keep_the_slot_it_needs(policy: SmallPolicy) -> None:
+    """Two episodes hold both slots while they wait for a third session; it is served, and nobody notices."""
+    config = replace(CONFIG, slots=2, prompts=0)
+
+    async def duel(engine: Engine, seed: int) -> list[tuple[int, ...]]:
+        said: list[tuple[int, ...]] = []
+        async with engine.session(seed=seed) as mine, engine.session(seed=seed + 100) as theirs:
+            for turn in range(3):
+                for session in (mine, theirs):
+                    drawn = await session.sample([1 + seed, 2 + turn], max_tokens=5)
+                    said.append(drawn.tokens)
+        return said
+
+    with trio.fail_after(60):
+        alone = {}
+        for seed in (1, 2):
+            async with serve(policy) as engine:
+                alone[seed] = await duel(engine, seed)
+        together: dict[int, Any] = {}
+        async with serve(policy, config) as engine, trio.open_nursery() as nursery:
+
+            async def one(seed: int) -> None:
+                together[seed] = await duel(engine, seed)
+
+            for seed in (1, 2):
+                nursery.start_soon(one, seed)
+        assert together == alone
+        assert engine.slots_in_use == 0
