@@ -157,15 +157,16 @@ class _Group:
                 return False
 
     async def _play_member(self, member: int, siblings: trio.CancelScope) -> None:
-        env: Env | None = self._envs[member]
+        trajectory = await self._attempt(member, self._envs[member])
         while True:
-            trajectory = await self._attempt(member, env) if env else self._trajectories[member]
             self._trajectories[member] = trajectory
             if not trajectory.ending.fault or not self._plan.strategy.tolerant:
                 return
             if self._builder.coupled or not self._retry():
                 break
+            self._trajectories[member] = Trajectory((), StopReason.CANCELLED)  # nothing failed while it is made again
             env = await self._remake(member)
+            trajectory = await self._attempt(member, env) if env else trajectory
         if self._builder.coupled or self._failed() > len(self._envs) - self._plan.strategy.least(len(self._envs)):
             siblings.cancel()  # the group is lost: what the others do can no longer be used
 
@@ -187,12 +188,10 @@ class _Group:
                     grading = True
                     conclusion = await conclude(env, reason, plan.limits)
                     trajectory = Trajectory(tuple(turns), reason, conclusion=conclusion)
-        except SamplerLost:
-            raise
         except Exception as error:
-            if not plan.strategy.tolerant:
+            if not plan.strategy.tolerant or isinstance(_leaf(error), SamplerLost):
                 raise
-            reason = StopReason.GRADER_ERROR if grading else _blame(error)
+            reason = StopReason.GRADER_ERROR if grading and trajectory is None else _blame(error)
             self._note(error, reason, member, env, len(turns) + 1)
             if trajectory is None:  # else only the close failed: the episode is whole
                 trajectory = Trajectory(tuple(turns), reason, error=_said(error))
@@ -208,12 +207,19 @@ class _Group:
             if env is None:
                 env, *others = _first(await self._builder.make_envs(), member)
                 for other in others:
-                    await _bounded(other.close)
+                    await self._discard(other)
         except Exception as error:
             self._note(error, StopReason.ENV_ERROR, member)
             return None
         self._envs[member] = env
         return env
+
+    async def _discard(self, env: Env) -> None:
+        """Close an env that nobody played. That it failed is noted, and keeps nobody else from being closed."""
+        try:
+            await _bounded(env.close)
+        except Exception as error:
+            self._note(error, StopReason.ENV_ERROR, env=env)
 
     def _retry(self) -> bool:
         """Take one of the group's retries, if there is one."""
