@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from small_run import BYTES, small, write_model
@@ -17,7 +18,7 @@ from jaxrl.types import Message, Task
 class Duel(MessageEnv):
     """Each turn the other side answers; the longer text wins the turn."""
 
-    answers: list[str] = []
+    answers: ClassVar[list[str]] = []
 
     def __init__(self) -> None:
         self._opponent = Frozen(renderer_for(BYTES), max_tokens=4, adapter="past", timeout=60)

@@ -27,6 +27,7 @@ from typing import Any
 import trio
 
 from jaxrl.env import EnvGroupBuilder
+from jaxrl.runtime.asyncio_bridge import open_asyncio
 from jaxrl.runtime.endpoint import Endpoint, Tie, open_endpoint
 from jaxrl.runtime.remote import RemoteSampler
 from jaxrl.runtime.rollout import CLEANUP_SECONDS, PlayGroup, RolloutPlan, run_group
@@ -187,7 +188,7 @@ def _played(job: bytes) -> bytes:
 
 async def _play(address: Address, tie: str, builder: EnvGroupBuilder, plan: RolloutPlan, group: int) -> Answer:
     """Play a group for as long as the other side wants it."""
-    async with connect(address) as connection:
+    async with connect(address) as connection, open_asyncio():
         await connection.exchange({"follow": tie})
         answer = None
         async with trio.open_nursery() as nursery:
