@@ -80,7 +80,7 @@ def table(curves: dict[int, list[tuple[float, float]]], seconds: dict[int, float
             "",
             f"`python -m benchmarks.quickstart {' '.join(map(str, curves))}`, {today}, {machine}.",
             "Success is the share of 128 held-out games won, sampled at temperature 1 before and after RL; seconds",
-            "include the warm start and all compilation.",
+            "include the warm start and all compilation, and whatever else the machine was doing.",
             "",
             "| seed | before RL | after RL | seconds |",
             "| --- | --- | --- | --- |",
