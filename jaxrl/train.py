@@ -12,11 +12,10 @@ import dataclasses
 import math
 import re
 import shutil
-import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import AsyncExitStack, ExitStack, contextmanager
+from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,7 +23,6 @@ import chz
 import jax
 import jax.numpy as jnp
 import trio
-from chz.blueprint._entrypoint import EntrypointException, EntrypointHelpException
 from jax.sharding import Mesh
 from rich.console import Console
 
@@ -43,6 +41,7 @@ from jaxrl.runtime.checkpoint import Checkpointer
 from jaxrl.runtime.engine import EngineConfig, open_engine
 from jaxrl.runtime.episode import Limits
 from jaxrl.runtime.executor import open_executor, refuse_fork
+from jaxrl.runtime.failure import one_line_errors, the_one
 from jaxrl.runtime.learner import Learner, MeshShape, Objective, Packing
 from jaxrl.runtime.log import MetricsLog, Progress, held_out, read_metrics
 from jaxrl.runtime.loop import Mode, Run, Sampling, Schedule, Teaching, train_loop
@@ -191,7 +190,7 @@ def main(config: Config, rollout_executor: Executor | None = None) -> Path:
     try:
         trio.run(_run, config, plan, rollout_executor, restrict_keyboard_interrupt_to_checkpoints=True)
     except BaseExceptionGroup as group:
-        failure = _the_one(group)
+        failure = the_one(group)
         if failure is None:
             raise
     if failure is not None:
@@ -580,57 +579,6 @@ def _say_how_it_went(run_dir: RunDir, console: Console) -> None:
             markup=False,
         )
     console.print(f"report: {run_dir.report}\ncurve:  {run_dir.curve}", markup=False, soft_wrap=True)
-
-
-def _the_one(group: BaseExceptionGroup) -> BaseException | None:
-    """The one error that ended a run, out of the nested groups that nurseries wrap it in; None when it takes several.
-
-    Ctrl-C reaches the main task at a checkpoint; with it, everything else is a consequence, and so is what was raised
-    by something that was being cancelled. Consequences become notes of the error, as do the notes of its groups.
-    """
-    leaves = list(_leaves(group))
-    interrupts = [error for error in leaves if isinstance(error, KeyboardInterrupt)]
-    causes = interrupts or [error for error in leaves if not _while_cancelled(error)] or leaves
-    if not interrupts and len(causes) > 1:
-        return None
-    for error in leaves:
-        if error is not causes[0]:
-            causes[0].add_note(f"afterwards, while everything was closed: {error!r}")
-    return causes[0]
-
-
-def _leaves(error: BaseException) -> Iterator[BaseException]:
-    if not isinstance(error, BaseExceptionGroup):
-        yield error
-        return
-    for inner in error.exceptions:
-        for note in getattr(error, "__notes__", ()):
-            inner.add_note(note)
-        yield from _leaves(inner)
-
-
-def _while_cancelled(error: BaseException | None) -> bool:
-    while error is not None and not isinstance(error, trio.Cancelled):
-        error = error.__context__
-    return error is not None
-
-
-@contextmanager
-def one_line_errors() -> Iterator[None]:
-    """For commands: mistakes of the user and Ctrl-C end in one line (and exit codes 2, 130), not in a traceback."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        print("interrupted; the last checkpoint is whole: behavior_if_log_dir_exists=resume goes on", file=sys.stderr)
-        sys.exit(128 + signal.SIGINT)
-    except EntrypointHelpException as text:
-        print(text)
-        sys.exit(0)
-    except (EntrypointException, ValueError, FileNotFoundError) as error:
-        if getattr(error, "__notes__", None):
-            raise  # it comes from inside an episode: whoever wrote the env needs the traceback
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
 
 
 def describe(config: Any) -> Any:
