@@ -23,10 +23,11 @@ from jaxrl.env import MessageStepResult
 from jaxrl.models.lora import LoraConfig
 from jaxrl.runtime.checkpoint import Checkpointer
 from jaxrl.runtime.engine import EngineConfig
+from jaxrl.runtime.failure import the_one
 from jaxrl.runtime.learner import Packing
 from jaxrl.runtime.log import read_metrics
 from jaxrl.runtime.message_env import MessageEnvDataset, TurnRules
-from jaxrl.train import Config, _the_one, describe, main, one_line_errors, parse, train_multi_turn
+from jaxrl.train import Config, describe, main, one_line_errors, parse, train_multi_turn
 from jaxrl.types import Message, StopReason, Task
 
 CLOCKS = ("time/", "engine/tokens_per_second", "engine/compilations")
@@ -245,16 +246,16 @@ def error(kind: type[BaseException], *, cancelled: bool = False) -> BaseExceptio
         return raised
 
 
-def test_I9_which_error_is_the_one() -> None:
+def test_I9_which_error_isthe_one() -> None:
     first, second = error(ValueError), error(OSError, cancelled=True)
     inner = BaseExceptionGroup("inner", [first])
     inner.add_note("in group 3")
-    assert _the_one(BaseExceptionGroup("", [inner, second])) is first
+    assert the_one(BaseExceptionGroup("", [inner, second])) is first
     assert first.__notes__ == ["in group 3", "afterwards, while everything was closed: OSError()"]
     interrupt = error(KeyboardInterrupt)
-    assert _the_one(BaseExceptionGroup("", [error(ValueError), interrupt])) is interrupt
-    assert _the_one(BaseExceptionGroup("", [error(ValueError), error(OSError)])) is None
-    assert _the_one(BaseExceptionGroup("", [second])) is second
+    assert the_one(BaseExceptionGroup("", [error(ValueError), interrupt])) is interrupt
+    assert the_one(BaseExceptionGroup("", [error(ValueError), error(OSError)])) is None
+    assert the_one(BaseExceptionGroup("", [second])) is second
 
 
 # --- warm start -----------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ Knows group builders, versions and admission; knows no loss and no device. The o
 numbered groups: number n is always the same builder with the same random numbers, whenever it plays.
 """
 
+import bisect
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -39,29 +40,34 @@ class Played:
 
 
 class Stream:
-    """The data as one endless row of groups; when the dataset ends it starts again, with other random numbers."""
+    """The data as one endless row of groups; when the dataset ends it starts again, with other random numbers.
+
+    A batch is asked for when the stream first reaches it, and its size is remembered.
+    """
 
     def __init__(self, dataset: RLDataset) -> None:
         self._dataset = dataset
-        self._sizes = [len(dataset.get_batch(i)) for i in range(len(dataset))]
-        self._epoch = sum(self._sizes)
+        self._ends: list[int] = []  # of the first epoch: groups up to the end of each batch
 
     def place(self, number: int) -> Place:
         """Where group `number` lies. Batches are numbered on through the epochs."""
-        epoch, rest = divmod(number, self._epoch)
-        for batch, size in enumerate(self._sizes):
-            if rest < size:
-                return Place(number, epoch * len(self._sizes) + batch, rest)
-            rest -= size
-        raise AssertionError("a group's number is below the sum of the sizes")
+        while len(self._ends) < len(self._dataset) and number >= self._groups:
+            self._ends.append(self._groups + len(self._dataset.get_batch(len(self._ends))))
+        epoch, rest = divmod(number, self._groups) if number >= self._groups else (0, number)
+        batch = bisect.bisect_right(self._ends, rest)
+        return Place(number, epoch * len(self._dataset) + batch, rest - (self._ends[batch - 1] if batch else 0))
 
     def builder(self, place: Place) -> EnvGroupBuilder:
         """A fresh builder of that group."""
-        return self._dataset.get_batch(place.batch % len(self._sizes))[place.index]
+        return self._dataset.get_batch(place.batch % len(self._dataset))[place.index]
 
     def size(self, batch: int) -> int:
         """Groups of a batch; the last of an epoch may be smaller."""
-        return self._sizes[batch % len(self._sizes)]
+        return len(self._dataset.get_batch(batch % len(self._dataset)))
+
+    @property
+    def _groups(self) -> int:
+        return self._ends[-1] if self._ends else 0
 
 
 Play = Callable[[EnvGroupBuilder, Place], Awaitable[TrajectoryGroup]]
