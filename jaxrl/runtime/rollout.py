@@ -73,7 +73,10 @@ async def run_group(sampler: Sampler, builder: EnvGroupBuilder, plan: RolloutPla
             await playing.grade()
             result = playing.result()
     except Exception as error:
-        if result is None or not plan.strategy.tolerant:
+        if not plan.strategy.tolerant:
+            raise
+        await trio.lowlevel.checkpoint_if_cancelled()  # the cleanup of a group that nobody waits for
+        if result is None:
             raise
         return playing.result(after=error)  # played and graded; only the cleanup failed
     return result
@@ -193,6 +196,9 @@ class _Group:
                 raise
             reason = StopReason.GRADER_ERROR if grading and trajectory is None else _blame(error)
             self._note(error, reason, member, env, len(turns) + 1)
+            await (
+                trio.lowlevel.checkpoint_if_cancelled()
+            )  # a close that failed must not turn a cancellation into a fault
             if trajectory is None:  # else only the close failed: the episode is whole
                 trajectory = Trajectory(tuple(turns), reason, error=_said(error))
             return trajectory
