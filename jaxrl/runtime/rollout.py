@@ -250,7 +250,7 @@ class _Group:
         turn: int | None = None,
     ) -> None:
         cause = _leaf(error)
-        self._record(type(cause).__name__, str(cause), reason, member, env, turn)
+        self._record(type(cause).__name__, _text(cause), reason, member, env, turn)
 
     def _record(
         self, kind: str, message: str, reason: StopReason, member: int | None, env: Env | None, turn: int | None
@@ -277,7 +277,12 @@ def _blame(error: Exception) -> StopReason:
 
 def _said(error: Exception) -> str:
     cause = _leaf(error)
-    return f"{type(cause).__name__}: {cause}"
+    return f"{type(cause).__name__}: {_text(cause)}"
+
+
+def _text(error: BaseException) -> str:
+    """What an error says, as text that can be written: a file's name in it may hold bytes that are no UTF-8."""
+    return str(error).encode("utf-8", "replace").decode("utf-8")
 
 
 @asynccontextmanager
