@@ -211,11 +211,12 @@ def _holdings() -> dict[str, set[Any]]:
 
 
 def _target(fd: str) -> str | None:
-    """What an open file is; None for the one that listed them, which is closed by now."""
+    """What an open file is; None for a file of a package, such as a font, and for the one that listed them."""
     try:
-        return os.readlink(f"/proc/self/fd/{fd}")
+        file = os.readlink(f"/proc/self/fd/{fd}")
     except FileNotFoundError:
         return None
+    return None if "/site-packages/" in file else file
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 import json
 import math
 import pickle
+import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -33,15 +34,18 @@ from chaos import (
     nothing_left,
 )
 from episodes import BYTES, END, RENDERER, ScriptedEngine, ScriptedSession, said
+from small_run import Late, small, write_model
 from trio.testing import MockClock
 
 from jaxrl.env import EnvironmentFault
 from jaxrl.runtime.engine import Stats
 from jaxrl.runtime.episode import Limits
+from jaxrl.runtime.log import read_metrics
 from jaxrl.runtime.loop import Mode, Run, Sampling, Schedule, Teaching, train_loop
 from jaxrl.runtime.record import read_records, rollout_file
 from jaxrl.runtime.rollout import CLEANUP_SECONDS, RolloutPlan, run_group
 from jaxrl.runtime.strategy import FailFast, MinViableGroup, RetryOnFailure, Strategy
+from jaxrl.train import AsyncConfig, main
 from jaxrl.types import Datum, Sample, StopReason, TrajectoryGroup
 
 
@@ -408,6 +412,7 @@ async def loop(
     *troubles: Trouble,
     alone: bool = False,
     record: int = 0,
+    batches: int = 12,
     **env: Any,
 ) -> tuple[list[dict[str, float]], list[list[Datum]]]:
     """A run of `STEPS` steps of two groups, some of which are in trouble: its metrics, and what was trained.
@@ -420,7 +425,7 @@ async def loop(
         engine=engine,  # type: ignore[arg-type]
         learner=learner,  # type: ignore[arg-type]
         limiter=trio.CapacityLimiter(1),
-        train=ChaosDataset(RENDERER, ledger, groups, 12, every=1 if alone else 3),
+        train=ChaosDataset(RENDERER, ledger, groups, batches, every=1 if alone else 3),
         test=None,
         schedule=Schedule(STEPS, 0, 2),
         sampling=Sampling(0, LIMITS, 1.0, LIMITS, 1.0, strategy),
@@ -519,3 +524,73 @@ async def test_hostile_text_reaches_the_records_and_breaks_none(mode: str, tmp_p
     assert len(metrics) == STEPS
     records = [r for step in range(STEPS) for r in read_records(rollout_file(tmp_path, step, kind="step"))]
     assert any(r["error"] and r["error"].startswith("Broken: file caf") for r in records)
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_A11_a_run_longer_than_its_data_ends_in_every_mode(
+    mode: str, tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    metrics, trained = await loop(tmp_path, Ledger(), MODES[mode], FailFast(), batches=2)
+    assert len(metrics) == len(trained) == STEPS
+
+
+# --- graders --------------------------------------------------------------------------------------
+
+
+class Graded(ChaosBuilder):
+    """Compares answers in a thread, as a grader of mathematics does; one of them takes for ever."""
+
+    seconds: float = 0.0
+
+    async def compute_group_rewards(self, trajectories_G: Any, envs_G: Any) -> Any:
+        def grade() -> float:
+            threading.Event().wait(self.seconds)
+            return 1.0
+
+        return [(await trio.to_thread.run_sync(grade, abandon_on_cancel=True), {}) for _ in trajectories_G]
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1.5])
+async def test_F15_a_grader_in_a_thread_has_a_deadline(seconds: float) -> None:
+    ledger, engine, limits = Ledger(), ScriptedEngine(text, 1000), Limits(200, grader_seconds=0.2)
+    builder = Graded(RENDERER, ledger)
+    builder.seconds = seconds
+    began = trio.current_time()
+    with nothing_left(within=5.0):
+        plan = RolloutPlan((0,), limits, strategy=RetryOnFailure(0))
+        group = await run_group(engine, builder, plan, group=0)  # type: ignore[arg-type]
+        took = trio.current_time() - began
+    if seconds:
+        assert endings(group) == [StopReason.GRADER_ERROR] * 3
+        assert took < 1.0
+    else:
+        assert group.rewards_G == (1.0, 2.0, 3.0)
+    ledger.check()
+
+
+# --- a whole run ----------------------------------------------------------------------------------
+
+
+class Moody(Late):
+    """Fails now and then, whatever is done to it."""
+
+    made = 0
+
+    async def step(self, message: Any) -> Any:
+        Moody.made += 1
+        if Moody.made % 5 == 0:
+            raise Broken(BROKEN_UTF8)
+        return await super().step(message)
+
+
+def test_a_whole_run_goes_on_with_an_environment_that_fails_now_and_then(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model")
+    ahead = AsyncConfig(max_steps_off_policy=1, groups_per_batch=2)
+    data = {"env_factory": lambda task: Moody(), "val_tasks": ()}
+    config = small(model, tmp_path / "run", rollout_strategy=MinViableGroup(2, 2), off_policy=ahead, data=data)
+    with nothing_left(within=10.0):
+        run = main(config)
+    steps = read_metrics(run / "metrics.jsonl")
+    assert [s["step"] for s in steps] == [0, 1, 2, 3]
+    assert sum(s.get("rollout_errors/Broken", 0.0) for s in steps) > 0
+    assert all(s["async/staleness_max"] <= 1 for s in steps if "async/staleness_max" in s)
