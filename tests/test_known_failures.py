@@ -113,6 +113,7 @@ TABLE: dict[str, Row] = {
         f"{CHAOS}::test_F21_children_that_hold_pipes_end_with_the_episode",
     ),
     "F11": row(
+        f"{CHAOS}::test_F11_when_the_parent_is_killed_the_envs_of_its_workers_are_closed",
         "runtime/test_executor.py::test_the_end_of_the_endpoint_ends_what_runs",
         "runtime/test_endpoint.py::test_a_client_that_dies_frees_its_session_at_once",
         "recipes/test_guess_number_recipe.py::test_I9_I10_ctrl_c_leaves_a_run_that_can_be_continued_and_no_process",

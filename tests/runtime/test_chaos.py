@@ -1,8 +1,12 @@
 """Chaos: whatever an environment or a tool does, the run ends with that error or goes on, and nothing is left."""
 
+import contextlib
 import json
 import math
+import os
 import pickle
+import signal
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -566,6 +570,59 @@ async def test_F15_a_grader_in_a_thread_has_a_deadline(seconds: float) -> None:
     else:
         assert group.rewards_G == (1.0, 2.0, 3.0)
     ledger.check()
+
+
+# --- the death of who waits ------------------------------------------------------------------------
+
+PARENT = """
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+import trio
+from scripted import ChatterBuilder, HashSampler
+from jaxrl.runtime.episode import Limits
+from jaxrl.runtime.executor import open_executor
+from jaxrl.runtime.rollout import RolloutPlan
+
+async def main():
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        async with open_executor(pool, HashSampler()) as run:
+            builder = ChatterBuilder(deed="sleep", diary=Path(sys.argv[1]))
+            await run(builder, RolloutPlan((0,), Limits(6)), group=0)
+
+trio.run(main)
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+async def test_F11_when_the_parent_is_killed_the_envs_of_its_workers_are_closed(how: int, tmp_path: Path) -> None:
+    diary = tmp_path / "diary"
+    diary.touch()
+
+    def written() -> list[list[str]]:
+        return [line.split() for line in diary.read_text().splitlines()]
+
+    async def until(event: str, count: int) -> None:
+        with trio.fail_after(30):
+            while sum(line[0] == event for line in written()) < count:  # noqa: ASYNC110
+                await trio.sleep(0.02)
+
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    process = await trio.lowlevel.open_process(
+        [sys.executable, "-c", PARENT, str(diary)], env=environment, start_new_session=True
+    )
+    try:
+        await until("deed", 1)
+        os.kill(process.pid, how)
+        await process.wait()
+        await until("close", 3)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # idle workers of a pool whose owner was killed stay
+        with trio.CancelScope(shield=True):
+            await process.wait()
+    assert sum(line[0] == "close" for line in written()) == 3, "each once"
 
 
 # --- a whole run ----------------------------------------------------------------------------------
