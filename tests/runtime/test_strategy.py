@@ -358,7 +358,7 @@ async def test_I13_a_group_reward_that_fails_is_no_reward_at_all() -> None:
     ]
     assert all(t.error == "Broken: compute_group_rewards" for t in group.trajectories_G)
     metrics = rollout_metrics([group])
-    assert metrics["env/all/reward/total"] == 0.0
+    assert not metrics.get("env/all/reward/total"), "there is no reward to take the mean of"
     assert metrics["rollout/stop/grader_error"] == 1.0
 
 
