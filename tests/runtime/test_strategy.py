@@ -351,7 +351,7 @@ async def test_a_coupled_group_that_fails_again_has_no_rest(strategy: Strategy, 
 
 
 async def test_I13_a_group_reward_that_fails_is_no_reward_at_all() -> None:
-    group = await play(Trials([], trouble=raises("compute_group_rewards", -1)), MinViableGroup(1))
+    group = await play(Trials([], trouble=raises("compute_group_rewards", -1)), MinViableGroup(1, 0))
     assert (endings(group), group.viable) == ([GRADER_ERROR] * 3, False)
     assert [(e.kind, e.stop_reason, e.member, e.env) for e in group.errors] == [
         ("Broken", GRADER_ERROR, None, "Trials")
@@ -464,7 +464,7 @@ async def test_a_group_grader_that_is_late_is_a_graders_error(autojump_clock: tr
     def trouble(where: str, member: int, attempt: int) -> Any:
         return nap(1000) if where == "compute_group_rewards" else None
 
-    group = await play(Trials([], trouble=trouble), RetryOnFailure(), grader_seconds=2)
+    group = await play(Trials([], trouble=trouble), RetryOnFailure(0), grader_seconds=2)
     assert trio.current_time() == 2
     assert endings(group) == [GRADER_ERROR] * 3
     assert [e.kind for e in group.errors] == ["TooSlowError"]
