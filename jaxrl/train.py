@@ -296,6 +296,7 @@ def _checked(config: Config, executor: Executor | None) -> _Plan:
         )
     renderer = renderer_for(tokenizer, config.renderer_name, thinking=config.thinking)
     train, test = trio.run(_datasets, config, renderer)
+    _check_minibatch(config, train)
     steps = _steps(config, train)
     optimizer = _optimizer(config, steps)
     check_policy(config.model_name)
@@ -337,6 +338,11 @@ def _mode(config: Config, executor: Executor | None) -> Mode:
     if executor is not None:
         refuse_fork(executor)
     ahead, stream = config.off_policy, config.stream_minibatch
+    if config.engine.on_publish == "keep" and not (ahead and ahead.in_flight_updates):
+        raise ValueError(
+            "engine.on_publish='keep' has no effect: no group lives through an update, unless off_policy is given "
+            "with in_flight_updates; leave it out"
+        )
     if executor is not None and ahead is not None and not ahead.in_flight_updates:
         raise ValueError(
             "off_policy.in_flight_updates=False pins a group to the weights it started with, which sessions from a "
@@ -357,6 +363,18 @@ def _check_frozen(config: Config) -> None:
             raise ValueError(f"frozen_policies={{{name!r}: ...}} are adapters, and lora=None trains none; give a LoRA")
         if not _checkpoints(past).is_dir():
             raise ValueError(f"frozen_policies: {name!r} is {past!r}, which has no checkpoints; name a run directory")
+
+
+def _check_minibatch(config: Config, train: RLDataset) -> None:
+    if config.stream_minibatch is None:
+        return
+    size, ahead = config.stream_minibatch.groups_per_minibatch, config.off_policy
+    most = ahead.groups_per_batch if ahead else max(len(train.get_batch(i)) for i in range(len(train)))
+    if size > most:
+        raise ValueError(
+            f"stream_minibatch.groups_per_minibatch={size} is more than the {most} groups of a step, so it would never "
+            "be reached; lower it, or leave stream_minibatch out"
+        )
 
 
 def _steps(config: Config, train: RLDataset) -> int:
