@@ -46,6 +46,7 @@ from jaxrl.runtime.learner import Learner, MeshShape, Objective, Packing
 from jaxrl.runtime.log import MetricsLog, Progress, held_out, read_metrics
 from jaxrl.runtime.loop import Mode, Run, Sampling, Schedule, Teaching, train_loop
 from jaxrl.runtime.message_env import MessageEnvDataset, TurnRules
+from jaxrl.runtime.opponents import NoSampler
 from jaxrl.runtime.policy import check_policy, load_policy, policy_config, policy_tokenizer, save_policy
 from jaxrl.runtime.report import write_report
 from jaxrl.runtime.run_dir import RunDir, open_run_dir
@@ -298,6 +299,7 @@ def _checked(config: Config, executor: Executor | None) -> _Plan:
     train, test = trio.run(_datasets, config, renderer)
     _check_minibatch(config, train)
     steps = _steps(config, train)
+    _check_used(config, train, test)
     optimizer = _optimizer(config, steps)
     check_policy(config.model_name)
     return _Plan(
@@ -314,7 +316,7 @@ def _checked(config: Config, executor: Executor | None) -> _Plan:
         dtype=dtype,
         mesh=_mesh(config.mesh),
         steps=steps,
-        run_dir=open_run_dir(config.log_path, config.behavior_if_log_dir_exists, config=describe(config)),
+        run_dir=open_run_dir(config.log_path, config.behavior_if_log_dir_exists, config=_recorded(config, optimizer)),
     )
 
 
@@ -377,6 +379,19 @@ def _check_minibatch(config: Config, train: RLDataset) -> None:
         )
 
 
+def _check_used(config: Config, train: RLDataset, test: RLDataset | None) -> None:
+    """Refuse what this data gives no effect to (I12)."""
+    for name in ("val_max_turns", "eval_temperature"):
+        if test is None and getattr(config, name) is not None:
+            raise ValueError(f"{name}={getattr(config, name)} has no effect: there are no held-out tasks")
+    groups = config.off_policy.groups_per_batch if config.off_policy else len(train.get_batch(0))
+    part = config.stream_minibatch.groups_per_minibatch if config.stream_minibatch else groups
+    if part > groups:
+        raise ValueError(
+            f"stream_minibatch.groups_per_minibatch={part} has no effect: a step has {groups} groups; lower it"
+        )
+
+
 def _steps(config: Config, train: RLDataset) -> int:
     """Optimizer steps of the run: what is asked for, at most one pass over the data."""
     if config.off_policy is None:
@@ -388,6 +403,12 @@ def _steps(config: Config, train: RLDataset) -> int:
     if steps > most or not most:
         raise ValueError(f"max_steps={steps}, but the training data has {most} {unit}; lower it, or give more tasks")
     return steps
+
+
+def _recorded(config: Config, optimizer: OptimizerConfig) -> dict[str, Any]:
+    """What a resumed run must agree with: the configuration, and the length that a decaying rate runs over."""
+    decays = {} if optimizer.schedule == "constant" else {"schedule_steps": optimizer.total_steps}
+    return describe(config) | decays
 
 
 def _objective(config: Config) -> tuple[str, Objective]:
@@ -436,13 +457,15 @@ async def _datasets(config: Config, renderer: Renderer) -> tuple[RLDataset, RLDa
     train, test = await config.dataset_builder(renderer)
     if not len(train):
         raise ValueError("the training dataset is empty: give at least one batch of tasks")
-    await _try_first(train.get_batch(0)[0], config.engine.context)
+    async with open_asyncio():
+        await _try_first(train.get_batch(0)[0], config.engine.context)
     return train, test
 
 
 async def _try_first(builder: EnvGroupBuilder, context: int) -> None:
     try:
-        members, prompt = await _look_at(builder)
+        with trio.fail_after(_LOOK_SECONDS):
+            members, prompt = await _look_at(builder)
     except Exception as error:
         error.add_note(f"in a first look, before training, at task {builder.describe()!r}")
         raise
@@ -458,14 +481,22 @@ async def _try_first(builder: EnvGroupBuilder, context: int) -> None:
         )
 
 
+_LOOK_SECONDS = 600.0  # the first container may have to be fetched
+
+
 async def _look_at(builder: EnvGroupBuilder) -> tuple[int, int]:
-    """How many members the group has, and how many tokens its prompt."""
+    """How many members the group has, and how many tokens its prompt (0 where only a run can open it)."""
     async with AsyncExitStack() as stack:
         stack.push_async_callback(builder.cleanup)
         envs = await builder.make_envs()
         for env in envs:
             stack.push_async_callback(env.close)
-        observation, _ = await envs[0].initial_observation() if envs else ((), ())
+        if not envs or builder.coupled:  # a seat opens when the others sit too
+            return len(envs), 0
+        try:
+            observation, _ = await envs[0].initial_observation()
+        except NoSampler:
+            return len(envs), 0
         return len(envs), len(observation)
 
 

@@ -172,7 +172,7 @@ class Transition:
 
 @dataclass(frozen=True)
 class Conclusion:
-    """An env's last word on an episode that something else ended: a limit, a timeout, broken framing."""
+    """An env's last word on an episode that something else ended: a limit or a timeout."""
 
     reward: float = 0.0
     metrics: Metrics = field(default_factory=dict)

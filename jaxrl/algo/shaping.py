@@ -12,7 +12,10 @@ from jaxrl.types import Trajectory, TrajectoryGroup
 
 @dataclass(frozen=True)
 class SoftOverlong:
-    """Penalty for long episodes (DAPO: Yu et al. 2025, arXiv 2503.14476, eq. 13), times `factor`.
+    """Penalty on the length of episodes that a budget ended, times `factor`.
+
+    The ramp is that of DAPO (Yu et al. 2025, arXiv 2503.14476, eq. 13), which puts it on every long answer; here an
+    episode that ended by itself is never penalised for the length it took.
 
     max_tokens, buffer: sampled tokens of an episode; the penalty falls from 0 to -1 over the last `buffer` of them.
     """

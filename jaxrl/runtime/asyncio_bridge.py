@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import trio
 
 from jaxrl.env import EnvFactory, EnvironmentFault, MessageEnv, MessageStepResult
-from jaxrl.types import Message, Task, ToolSpec
+from jaxrl.types import Conclusion, Message, StopReason, Task, ToolSpec
 
 Result = TypeVar("Result")
 
@@ -298,6 +298,10 @@ class AsyncioMessageEnv(MessageEnv):
     async def step(self, message: Message) -> MessageStepResult:
         """The env's step, on the loop."""
         return await self._bridge.run(self.env.step, message)
+
+    async def conclude(self, reason: StopReason) -> Conclusion | None:
+        """The env's last word, on the loop."""
+        return await self._bridge.run(self.env.conclude, reason)
 
     @property
     def tool_specs(self) -> Sequence[ToolSpec]:

@@ -11,7 +11,7 @@ from functools import partial
 
 import trio
 
-from jaxrl.env import ActionExtra, Env, Observation
+from jaxrl.env import ActionExtra, Env, EnvironmentFault, Observation
 from jaxrl.runtime.sampler import Session
 from jaxrl.types import ENDINGS, Conclusion, Sample, StopReason, Transition, common_prefix
 
@@ -106,7 +106,7 @@ async def _play(
             )
         )
         if result.episode_done:
-            return result.stop_reason or StopReason.TERMINATED
+            return _checked_reason(env, result.stop_reason or StopReason.TERMINATED)
         observation, stop, rewrite = result.next_observation, result.next_stop_condition, result.rewrite
 
 
@@ -117,6 +117,15 @@ async def _in_time(call: Callable[[], Awaitable[Sample]], seconds: float | None)
     with trio.move_on_after(seconds):
         return await call()
     return None
+
+
+def _checked_reason(env: Env, reason: StopReason) -> StopReason:
+    """An env may say that it ended, not that it failed: a fault is an error, which a strategy can see."""
+    if ENDINGS[reason].fault or reason is StopReason.CANCELLED:
+        raise EnvironmentFault(
+            f"{env.describe()} ended its episode with {reason}; a fault has to be raised as an error"
+        )
+    return reason
 
 
 async def conclude(env: Env, reason: StopReason, limits: Limits) -> Conclusion | None:

@@ -194,7 +194,7 @@ async def train_step(run: Run, supply: Supply, step: int) -> dict[str, float]:
     played = [await batch.add(await supply.take(step)) for _ in range(batch_size(run, supply, step))]
     started = sorted([*played, *supply.replaced()], key=lambda p: p.place.number)
     groups_P = [p.group for p in started]
-    _check_trust(groups_P)
+    _check_trust(groups_P, "a step")
     rolled = time.perf_counter()
     update = await batch.learn()
     await run.engine.publish(run.learner.weights, version=step + 1, copy=run.mode.steps_ahead > 0)
@@ -245,7 +245,7 @@ class _Batch:
         return played
 
     async def learn(self) -> dict[str, float]:
-        """The optimizer step. Groups are in the order of the data, whoever finished first."""
+        """The optimizer step. What is learned together is in the order of the data, whoever finished first."""
         if self._run.mode.minibatch is None:
             metrics = await self._run.on_device(self._run.learner.update, self._datums())
         else:
@@ -297,14 +297,14 @@ def staleness(data_D: Sequence[Datum], step: int) -> dict[str, float]:
     return {"async/staleness_max": float(ages_T.max()), "async/staleness_mean": float(ages_T.mean())}
 
 
-def _check_trust(groups_P: Sequence[TrajectoryGroup]) -> None:
-    """Raise when not one episode of a step can be trusted: the environment is broken, not unlucky."""
-    if any(t.ending.in_baseline for group in groups_P for t in group.trajectories_G):
+def _check_trust(groups_P: Sequence[TrajectoryGroup], when: str) -> None:
+    """Raise when not one of the episodes can be trusted: the environment is broken, not unlucky."""
+    if not groups_P or any(t.ending.in_baseline for group in groups_P for t in group.trajectories_G):
         return
     errors = [error for group in groups_P for error in group.errors]
     shown = "".join(f"\n  {error}" for error in errors[:5])
     raise EnvironmentFault(
-        f"all {len(groups_P)} groups of a step failed, with {len(errors)} errors: mend the environment, or raise the "
+        f"all {len(groups_P)} groups of {when} failed, with {len(errors)} errors: mend the environment, or raise the "
         f"limits that end its episodes. The first of them:{shown}"
     )
 
@@ -333,6 +333,7 @@ async def evaluate(run: Run, step: int) -> dict[str, float]:
     plan = RolloutPlan((sampling.seed, "test"), sampling.eval_limits, sampling.eval_temperature, sampling.strategy)
     builders_P: list[EnvGroupBuilder] = [b for i in range(len(run.test)) for b in run.test.get_batch(i)]
     groups_P = await run_batch(run.player(pinned=run.mode.steps_ahead > 0), builders_P, plan)
+    _check_trust(groups_P, "an evaluation")
     await _record(run, groups_P, builders_P, step, kind="test")
     metrics = {f"test/{name}": value for name, value in rollout_metrics(groups_P).items()}
     return metrics | {"time/eval": time.perf_counter() - began}

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from jaxrl.types import StopReason, TrajectoryGroup
+from jaxrl.types import ENDINGS, StopReason, TrajectoryGroup
 
 REWARD_TOLERANCE = 1e-6
 GOOD = 0.5  # rewards lie between 0 and 1 by custom
@@ -42,25 +42,30 @@ def _env_metrics(prefix: str, groups_P: Sequence[TrajectoryGroup]) -> dict[str, 
         return {}
     turns = [turn for t in episodes for turn in t.transitions]
     metrics = {
-        "reward/total": _mean(r for g in groups_P for r in _trusted(g)),
+        **_rewards(groups_P),
         "total_episodes": float(len(episodes)),
         "total_turns": float(len(turns)),
         "turns_per_episode": len(turns) / len(episodes),
         "total_ac_tokens": float(sum(len(t.action.tokens) for t in turns)),
         "ac_tokens_per_turn": _mean(len(t.action.tokens) for t in turns),
         "ob_tokens_per_turn": _observed(groups_P) / max(len(turns), 1),
-        **_by_group(groups_P),
         **_measured(groups_P),
     }
     return {f"{prefix}/{name}": value for name, value in metrics.items()}
 
 
-def _by_group(groups_P: Sequence[TrajectoryGroup]) -> dict[str, float]:
-    """Shares of groups whose rewards differ, and of those that agree on more than GOOD, or on less."""
+def _rewards(groups_P: Sequence[TrajectoryGroup]) -> dict[str, float]:
+    """The mean reward; shares of groups whose rewards differ, and of those that agree on more than GOOD, or on less.
+
+    Nothing where no member can be trusted: a fault is never a reward (I13).
+    """
     rewards_P = [rewards for g in groups_P if (rewards := _trusted(g))]
+    if not rewards_P:
+        return {}
     spreads = [np.ptp(rewards) > REWARD_TOLERANCE for rewards in rewards_P]
     good = [not mixed and rewards[0] > GOOD for mixed, rewards in zip(spreads, rewards_P, strict=True)]
     return {
+        "reward/total": _mean(r for rewards in rewards_P for r in rewards),
         "by_group/frac_mixed": _mean(spreads),
         "by_group/frac_all_good": _mean(good),
         "by_group/frac_all_bad": 1.0 - _mean(spreads) - _mean(good),
@@ -68,7 +73,7 @@ def _by_group(groups_P: Sequence[TrajectoryGroup]) -> dict[str, float]:
 
 
 def _trusted(group: TrajectoryGroup) -> list[float]:
-    """The rewards of the members that count; a fault is never a reward (I13)."""
+    """The rewards of the members that count."""
     return [r for t, r in zip(group.trajectories_G, group.rewards_G, strict=True) if t.ending.in_baseline]
 
 
@@ -113,10 +118,15 @@ def _endings(groups_P: Sequence[TrajectoryGroup]) -> dict[str, float]:
     return {
         **{f"rollout/stop/{reason.value}": value for reason, value in share.items()},
         "rollout/terminated_ratio": share[StopReason.TERMINATED],
-        "rollout/truncated_ratio": 1.0 - share[StopReason.TERMINATED] - share[StopReason.PARSE_FAILURE],
+        "rollout/truncated_ratio": sum(share[reason] for reason in StopReason if _truncates(reason)),
         "rollout/context_overflow_ratio": share[StopReason.CONTEXT_OVERFLOW],
         "rollout/parse_failure_ratio": share[StopReason.PARSE_FAILURE],
     }
+
+
+def _truncates(reason: StopReason) -> bool:
+    """Whether the episode was going on when it was ended."""
+    return ENDINGS[reason].overlong or reason in (StopReason.ENV, StopReason.TIMEOUT)
 
 
 def _mean(values: Iterable[float]) -> float:

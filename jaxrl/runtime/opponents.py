@@ -262,6 +262,10 @@ def sampling_from(sampler: Sampler, *, seed: int = 0) -> Iterator[None]:
         _episode.reset(tokens[1])
 
 
+class NoSampler(RuntimeError):
+    """An opponent was asked to play where nothing samples."""
+
+
 class Frozen:
     """A policy sampled from the run's own sampler, such as a past adapter. Make one per episode; it owns its session.
 
@@ -318,7 +322,7 @@ class Frozen:
         if self._session is None:
             sampler = current_sampler.get(None)
             if sampler is None:
-                raise RuntimeError(
+                raise NoSampler(
                     "a Frozen opponent was asked where there is no sampler: put the episode inside "
                     "`with sampling_from(sampler):` (jaxrl.runtime.opponents), as a rollout does"
                 )

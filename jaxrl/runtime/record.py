@@ -75,7 +75,8 @@ def write_records(path: str | Path, records: Iterable[Mapping[str, Any]]) -> Non
     """Write a file of episodes whole, replacing an older one. Makes its folder. Raises OSError."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(path, "".join(json.dumps(r, allow_nan=False, ensure_ascii=False) + "\n" for r in records))
+    text = "".join(json.dumps(r, allow_nan=False, ensure_ascii=False) + "\n" for r in records)
+    write_atomic(path, text.encode("utf-8", "replace").decode())  # a task may hold lone surrogates
 
 
 def read_records(path: str | Path) -> list[dict[str, Any]]:

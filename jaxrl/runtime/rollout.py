@@ -110,23 +110,28 @@ class _Group:
     async def grade(self) -> None:
         """Ask the builder for the rewards that need the whole group, over the members that can be trusted."""
         trusted = [m for m, t in enumerate(self._trajectories) if t.ending.in_baseline]
-        if not trusted:
-            return
-        envs = [self._envs[m] for m in trusted]
-        try:
-            with trio.fail_after(math.inf if (limit := self._plan.limits.grader_seconds) is None else limit):
-                shared = await self._builder.compute_group_rewards([self._trajectories[m] for m in trusted], envs)
-            self._shared = dict(zip(trusted, shared, strict=True))
-            self._check_rewards()
-        except Exception as error:
-            if not self._plan.strategy.tolerant:
-                raise
-            self._note(error, StopReason.GRADER_ERROR)
-            for m in trusted:
-                self._trajectories[m] = replace(
-                    self._trajectories[m], stop_reason=StopReason.GRADER_ERROR, error=_said(error)
-                )
-            self._shared = {}
+        while trusted:
+            try:
+                self._shared = await self._group_rewards(trusted)
+                return
+            except (Exception, BaseExceptionGroup) as error:
+                fault = await self._bear(error, StopReason.GRADER_ERROR)
+            if not self._retry():
+                for m in trusted:
+                    failed = self._trajectories[m]
+                    self._trajectories[m] = replace(failed, stop_reason=StopReason.GRADER_ERROR, error=_said(fault))
+                return
+
+    async def _group_rewards(self, trusted: Sequence[int]) -> dict[int, tuple[float, Metrics]]:
+        envs, trajectories = [self._envs[m] for m in trusted], [self._trajectories[m] for m in trusted]
+        seed = episode_seed(*self._plan.identity, self._group, "grading")
+        limit = self._plan.limits.grader_seconds
+        with sampling_from(self._sampler, seed=seed), trio.fail_after(math.inf if limit is None else limit):
+            rewards = await self._builder.compute_group_rewards(trajectories, envs)
+        shared = dict(zip(trusted, rewards, strict=True))
+        for m, (extra, _) in shared.items():
+            _check_finite(self._trajectories[m].reward + extra, m)
+        return shared
 
     def result(self, *, after: Exception | None = None) -> TrajectoryGroup:
         """The group, in member order; what failed has its partial reward, which nobody counts.
@@ -152,10 +157,8 @@ class _Group:
             try:
                 self._envs = list(await self._builder.make_envs())
                 return True
-            except Exception as error:
-                if not self._plan.strategy.tolerant:
-                    raise
-                self._note(error, StopReason.ENV_ERROR)
+            except (Exception, BaseExceptionGroup) as error:
+                await self._bear(error, StopReason.ENV_ERROR)
             if not self._retry():
                 return False
 
@@ -190,17 +193,14 @@ class _Group:
                         )
                     grading = True
                     conclusion = await conclude(env, reason, plan.limits)
-                    trajectory = Trajectory(tuple(turns), reason, conclusion=conclusion)
-        except Exception as error:
-            if not plan.strategy.tolerant or isinstance(_leaf(error), SamplerLost):
-                raise
+                    finished = Trajectory(tuple(turns), reason, conclusion=conclusion)
+                    _check_finite(finished.reward, member)
+                    trajectory = finished
+        except (Exception, BaseExceptionGroup) as error:
             reason = StopReason.GRADER_ERROR if grading and trajectory is None else _blame(error)
-            self._note(error, reason, member, env, len(turns) + 1)
-            await (
-                trio.lowlevel.checkpoint_if_cancelled()
-            )  # a close that failed must not turn a cancellation into a fault
+            fault = await self._bear(error, reason, member, env, len(turns) + 1)
             if trajectory is None:  # else only the close failed: the episode is whole
-                trajectory = Trajectory(tuple(turns), reason, error=_said(error))
+                trajectory = Trajectory(tuple(turns), reason, error=_said(fault))
             return trajectory
         if trajectory.ending.fault:
             self._record("Timeout", "a time limit ended the episode", reason, member, env, len(turns) + 1)
@@ -211,14 +211,39 @@ class _Group:
         try:
             env = await self._builder.remake(member)
             if env is None:
-                env, *others = _first(await self._builder.make_envs(), member)
-                for other in others:
+                made = list(await self._builder.make_envs())
+                env = made.pop(member) if member < len(made) else None
+                for other in made:
                     await self._discard(other)
-        except Exception as error:
-            self._note(error, StopReason.ENV_ERROR, member)
+                if env is None:
+                    raise IndexError(f"make_envs gave {len(made)} envs, and there is a member {member} to make again")
+        except (Exception, BaseExceptionGroup) as error:
+            await self._bear(error, StopReason.ENV_ERROR, member)
             return None
         self._envs[member] = env
         return env
+
+    async def _bear(
+        self,
+        error: BaseException,
+        reason: StopReason,
+        member: int | None = None,
+        env: Env | None = None,
+        turn: int | None = None,
+    ) -> Exception:
+        """Note a fault that the strategy tolerates, and return it; everything else is raised again.
+
+        A cancellation goes on, also when the fault only happened on its way, such as in a close: nobody waits for
+        what a retry would bring.
+        """
+        cancelled, fault = error.split(trio.Cancelled) if isinstance(error, BaseExceptionGroup) else (None, error)
+        if not self._plan.strategy.tolerant or not isinstance(fault, Exception) or _lost_sampler(fault):
+            raise error
+        self._note(fault, reason, member, env, turn)
+        if cancelled is not None:
+            raise cancelled
+        await trio.lowlevel.checkpoint_if_cancelled()
+        return fault
 
     async def _discard(self, env: Env) -> None:
         """Close an env that nobody played. That it failed is noted, and keeps nobody else from being closed."""
@@ -234,12 +259,6 @@ class _Group:
 
     def _failed(self) -> int:
         return sum(t.ending.fault for t in self._trajectories)
-
-    def _check_rewards(self) -> None:
-        for m, (extra, _) in self._shared.items():
-            reward = self._trajectories[m].reward + extra
-            if not math.isfinite(reward):
-                raise ValueError(f"reward {reward} of member {m}: expected a finite number; raise an error to say none")
 
     def _note(
         self,
@@ -259,11 +278,6 @@ class _Group:
         self._errors.append(RolloutError(kind, message, reason, self._builder.describe(), name, member, turn))
 
 
-def _first(envs: Sequence[Env], member: int) -> list[Env]:
-    """The envs with that of `member` in front."""
-    return [envs[member], *envs[:member], *envs[member + 1 :]]
-
-
 def _leaf(error: BaseException) -> BaseException:
     """The first error inside the groups that an env's own nurseries wrap it in."""
     while isinstance(error, BaseExceptionGroup):
@@ -271,7 +285,19 @@ def _leaf(error: BaseException) -> BaseException:
     return error
 
 
-def _blame(error: Exception) -> StopReason:
+def _lost_sampler(error: BaseException | None) -> bool:
+    """Whether a lost sampler is anywhere in an error: in a group, or what a tool's fault came from."""
+    if isinstance(error, BaseExceptionGroup):
+        return any(map(_lost_sampler, error.exceptions))
+    return error is not None and (isinstance(error, SamplerLost) or _lost_sampler(error.__cause__))
+
+
+def _check_finite(reward: float, member: int) -> None:
+    if not math.isfinite(reward):
+        raise ValueError(f"reward {reward} of member {member}: expected a finite number; raise an error to say none")
+
+
+def _blame(error: BaseException) -> StopReason:
     return StopReason.TOOL_ERROR if isinstance(_leaf(error), ToolFault) else StopReason.ENV_ERROR
 
 

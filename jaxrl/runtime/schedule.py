@@ -5,12 +5,15 @@ Pure functions of small records of each session's lengths. Knows nothing of trio
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
 MAX_STOP_IDS = 8
 """Stop token ids a row may have; fixed, because it is a shape."""
+
+
+OnPublish = Literal["keep", "recompute"]
 
 
 @dataclass(frozen=True)
@@ -31,13 +34,15 @@ class EngineConfig:
     extend_lengths: tuple[int, ...] = (32, 128, 512)
     row_buckets: tuple[int, ...] = ()  # () is a quarter of the slots, and all of them
     position_buckets: tuple[int, ...] = ()  # () is a quarter of the context, and all of it
-    on_publish: Literal["keep", "recompute"] = "recompute"
+    on_publish: OnPublish = "recompute"
 
     def __post_init__(self) -> None:
         for name in ("slots", "context", "prompts", "prompt_context", "members", "decode_steps"):
             least = 0 if name == "prompts" else 1
             if getattr(self, name) < least:
                 raise ValueError(f"engine.{name}={getattr(self, name)}: expected at least {least}")
+        if self.on_publish not in get_args(OnPublish):
+            raise ValueError(f"engine.on_publish={self.on_publish!r}: expected one of {', '.join(get_args(OnPublish))}")
         if self.prompt_context > self.context:
             raise ValueError(
                 f"engine.prompt_context={self.prompt_context} is larger than engine.context={self.context}: "

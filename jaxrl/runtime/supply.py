@@ -8,7 +8,7 @@ numbered groups: number n is always the same builder with the same random number
 """
 
 import bisect
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,23 +47,29 @@ class Stream:
 
     def __init__(self, dataset: RLDataset) -> None:
         self._dataset = dataset
+        self._batch: tuple[int, Sequence[EnvGroupBuilder]] = (-1, ())  # the last one asked for
         self._ends: list[int] = []  # of the first epoch: groups up to the end of each batch
 
     def place(self, number: int) -> Place:
         """Where group `number` lies. Batches are numbered on through the epochs."""
         while len(self._ends) < len(self._dataset) and number >= self._groups:
-            self._ends.append(self._groups + len(self._dataset.get_batch(len(self._ends))))
+            self._ends.append(self._groups + len(self._get(len(self._ends))))
         epoch, rest = divmod(number, self._groups) if number >= self._groups else (0, number)
         batch = bisect.bisect_right(self._ends, rest)
         return Place(number, epoch * len(self._dataset) + batch, rest - (self._ends[batch - 1] if batch else 0))
 
     def builder(self, place: Place) -> EnvGroupBuilder:
-        """A fresh builder of that group."""
-        return self._dataset.get_batch(place.batch % len(self._dataset))[place.index]
+        """The builder of that group."""
+        return self._get(place.batch)[place.index]
 
     def size(self, batch: int) -> int:
         """Groups of a batch; the last of an epoch may be smaller."""
-        return len(self._dataset.get_batch(batch % len(self._dataset)))
+        return len(self._get(batch))
+
+    def _get(self, batch: int) -> Sequence[EnvGroupBuilder]:
+        if self._batch[0] != batch:
+            self._batch = batch, self._dataset.get_batch(batch % len(self._dataset))
+        return self._batch[1]
 
     @property
     def _groups(self) -> int:
