@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,10 +15,14 @@ from episodes import ENGINE, TALKER, CountingBuilder, ScriptedEngine, nap, talke
 from jaxrl.algo.aggregate import token_weights
 from jaxrl.algo.batch import pack
 from jaxrl.algo.step import make_eval_logprobs
+from jaxrl.env import EnvironmentFault, StepResult
 from jaxrl.runtime.engine import Engine, open_engine
 from jaxrl.runtime.episode import Limits
 from jaxrl.runtime.loop import Teaching, training_data
 from jaxrl.runtime.rollout import CLEANUP_SECONDS, RolloutPlan, run_batch, run_group
+from jaxrl.runtime.sampler import SamplerLost
+from jaxrl.runtime.strategy import MinViableGroup, RetryOnFailure
+from jaxrl.tools import ToolFault
 from jaxrl.types import StopReason, TrajectoryGroup
 
 PLAN = RolloutPlan((0, "train", 0), Limits(6))
@@ -275,3 +280,85 @@ async def test_I9_a_real_engine_has_no_session_and_no_slot_left() -> None:
             assert (engine.live_sessions, engine.slots_in_use) == (0, 0)
             groups = await run_batch(partial(run_group, engine), prompts(2), PLAN)
             assert [len(g.trajectories_G) for g in groups] == [2, 3]
+
+
+# --- what a review found --------------------------------------------------------------------------
+
+
+async def test_I9_a_fault_on_the_way_out_of_a_cancellation_does_not_end_the_run(
+    autojump_clock: trio.abc.Clock,
+) -> None:
+    """Member 0 fails and the group is lost; member 1's own nursery fails while it is being cancelled."""
+
+    async def stubborn() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trio.sleep_forever)
+            try:
+                await trio.sleep_forever()
+            finally:
+                raise OSError("the socket was gone too")
+
+    async def late() -> None:
+        await trio.sleep(1)
+        raise ValueError("first")
+
+    def act(where: str, member: int) -> Any:
+        if where == "step" and member == 0:
+            return late()
+        return stubborn() if where == "step" and member == 1 else None
+
+    plan = replace(PLAN, strategy=RetryOnFailure(0))
+    group = await run_group(scripted(), CountingBuilder([], size=3, act=act), plan, group=0)
+    assert not group.viable
+    assert group.trajectories_G[0].stop_reason is StopReason.ENV_ERROR
+    assert {e.kind for e in group.errors} == {"ValueError", "OSError"}
+
+
+@pytest.mark.parametrize("wrap", ["cause", "second in a group"])
+async def test_a_lost_sampler_is_found_wherever_it_hides(wrap: str) -> None:
+    def act(where: str, member: int) -> Any:
+        if where != "step":
+            return
+        if wrap == "cause":
+            raise ToolFault("lookup failed") from SamplerLost("gone")
+        raise ExceptionGroup("two", [OSError("x"), SamplerLost("gone")])
+
+    log: list[str] = []
+    with pytest.raises((ExceptionGroup, ToolFault)):
+        await run_group(scripted(), CountingBuilder(log, act=act), replace(PLAN, strategy=RetryOnFailure(5)), group=0)
+    assert log.count("make_envs") == 1
+
+
+async def test_a_fault_has_to_be_raised_and_cannot_be_an_ending() -> None:
+    class Quiet(CountingBuilder):
+        async def make_envs(self) -> Any:
+            envs = await super().make_envs()
+            for env in envs:
+                env.step = self.fail  # type: ignore[method-assign]
+            return envs
+
+        async def fail(self, action: Any, *, extra: Any = None) -> StepResult:
+            return StepResult(1.0, True, stop_reason=StopReason.GRADER_ERROR)
+
+    with pytest.raises(ExceptionGroup) as caught:
+        await run_group(scripted(), Quiet([]), PLAN, group=0)
+    assert caught.group_contains(EnvironmentFault, match=r"ended its episode with StopReason.GRADER_ERROR; a fault has")
+    group = await run_group(scripted(), Quiet([]), replace(PLAN, strategy=MinViableGroup(1, 0)), group=0)
+    assert {t.stop_reason for t in group.trajectories_G} <= {StopReason.ENV_ERROR, StopReason.CANCELLED}
+
+
+async def test_a_group_grader_is_tried_again_like_an_episode() -> None:
+    tries: list[int] = []
+
+    def act(where: str, member: int) -> Any:
+        if where == "compute_group_rewards":
+            tries.append(1)
+            if len(tries) == 1:
+                raise OSError("the judge was busy")
+
+    group = await run_group(
+        scripted(), CountingBuilder([], act=act), replace(PLAN, strategy=RetryOnFailure(1)), group=0
+    )
+    assert group.viable
+    assert [e.stop_reason for e in group.errors] == [StopReason.GRADER_ERROR]
+    assert group.rewards_G == (0.5, 1.5, 2.5)
