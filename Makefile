@@ -1,8 +1,8 @@
 # Everything here works from a fresh clone with Python 3.11 to 3.13 and a package index.
 #
 #   make quickstart    train a tiny model in a tiny game, on this machine (ARGS="key=value ..." are passed on)
-#   make test          the tests that need neither torch nor downloaded weights
-#   make test-all      those, then the ones against torch, peft, real tokenizers and the real SmolLM2
+#   make test          the tests that need neither torch nor downloaded weights, but for the slowest
+#   make test-all      all of them: then whole runs, and those against torch, peft, real tokenizers, the real SmolLM2
 #   make lint          formatting, lint, types
 #
 # Two virtual environments, on purpose: `.venv` is what a user has, without torch, so `make test` proves that none is
@@ -32,9 +32,10 @@ quickstart: .venv/installed
 	$(PY) -m recipes.guess_number log_path=runs/quickstart behavior_if_log_dir_exists=delete $(ARGS)
 
 test: .venv/installed
-	$(PY) -m pytest -m "not full" $(SPREAD) $(PYTEST_ARGS)
+	$(PY) -m pytest -m "not full and not slow" $(SPREAD) $(PYTEST_ARGS)
 
 test-all: test .venv-full/installed .cache/fetched
+	$(PY) -m pytest -m "slow and not full" $(SPREAD) $(PYTEST_ARGS)
 	$(PY_FULL) -m pytest -m full $(SPREAD) $(PYTEST_ARGS)
 
 lint: .venv/installed

@@ -36,6 +36,8 @@ from jaxrl.runtime.supply import Supply
 from jaxrl.train import AsyncConfig, StreamMinibatchConfig, main, one_line_errors, parse
 from jaxrl.types import Message, Task
 
+pytestmark = pytest.mark.slow
+
 SMOOTH = OptimizerConfig(eps=1e-2)
 """Adam divides by the size of a gradient, so that of one that is all rounding makes a step of the full learning rate.
 With eps far above rounding a difference d of gradients moves a parameter by at most about learning_rate / eps * d = d:

@@ -14,6 +14,8 @@ from jaxrl.runtime.record import read_records
 from jaxrl.train import main
 from jaxrl.types import Message, Task
 
+pytestmark = pytest.mark.slow
+
 
 class Duel(MessageEnv):
     """Each turn the other side answers; the longer text wins the turn."""

@@ -17,6 +17,8 @@ from jaxrl.models.lora import Adapter, LoraConfig
 from jaxrl.models.sharding import RULES, make_mesh, shardings, spec
 from jaxrl.types import Datum
 
+pytestmark = pytest.mark.slow
+
 OPTIMIZER = OptimizerConfig(1e-2, eps=1e-4)
 MESHES = [(8, 1, 1), (1, 8, 1), (2, 2, 2), (1, 1, 2)]
 

@@ -18,6 +18,8 @@ from jaxrl.runtime.message_env import MessageEnvDataset
 from jaxrl.train import main, parse
 from recipes.guess_number import DEFAULTS, GuessNumber, PoorPlayer, check_one_game
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 SMALL = """
     warm_start.steps=2 warm_start.batch_size=4 dataset_builder.batch_size=2 dataset_builder.group_size=2

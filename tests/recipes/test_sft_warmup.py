@@ -9,6 +9,8 @@ import pytest
 from jaxrl.runtime.policy import load_policy, policy_config, policy_tokenizer
 from recipes.sft_warmup import SftConfig, main
 
+pytestmark = pytest.mark.slow
+
 
 def _config(tmp_path: Path, **fields) -> SftConfig:
     small = {"env": "guess_number", "steps": 2, "batch_size": 4, "rows": 4, "out": str(tmp_path / "model")}

@@ -12,6 +12,8 @@ from envs import tool_use
 from jaxrl.train import main, parse
 from recipes.tool_use import DEFAULTS, ScriptedPlayer, ToolUse, check_model_is_named
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 
 SMALL = [

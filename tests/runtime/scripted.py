@@ -110,12 +110,23 @@ class Odd(Exception):
         self.detail = detail
 
 
+def _lost() -> None:
+    raise LookupError("what was pickled is not here")
+
+
+class Elsewhere:
+    """Pickles, and cannot be made again."""
+
+    def __reduce__(self) -> Any:
+        return _lost, ()
+
+
 class Strange(Exception):
-    """Pickles and does not come back."""
+    """Pickles and does not come back, whoever has taught pickle about exceptions (Dask does)."""
 
     def __init__(self, text: str, *, detail: int) -> None:
         super().__init__(text)
-        self.detail = detail
+        self.detail = detail, Elsewhere()
 
 
 class Chatter(Env):

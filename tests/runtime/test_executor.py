@@ -36,6 +36,8 @@ from jaxrl.runtime.rollout import PlayGroup, RolloutPlan, run_group
 from jaxrl.runtime.wire import ConnectionLost
 from jaxrl.types import TrajectoryGroup
 
+pytestmark = pytest.mark.slow
+
 PLAN = RolloutPlan((0, "train", 5), Limits(6), temperature=0.8)
 SPAWN = multiprocessing.get_context("spawn")
 
