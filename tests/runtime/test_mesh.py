@@ -2,6 +2,7 @@
 
 import jax
 import numpy as np
+import pytest
 from conftest_runtime import LORA, MODEL, SmallPolicy
 
 from jaxrl.algo.optimizer import OptimizerConfig
