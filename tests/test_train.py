@@ -30,6 +30,8 @@ from jaxrl.runtime.message_env import MessageEnvDataset, TurnRules
 from jaxrl.train import Config, describe, main, one_line_errors, parse, train_multi_turn
 from jaxrl.types import Message, StopReason, Task
 
+pytestmark = pytest.mark.slow
+
 CLOCKS = ("time/", "engine/tokens_per_second", "engine/compilations")
 """Metrics that are about this machine now."""
 

@@ -27,6 +27,8 @@ from jaxrl.runtime.session import Session
 from jaxrl.runtime.weights import FROZEN, Policy, Weights, snapshot
 from jaxrl.types import Datum
 
+pytestmark = pytest.mark.slow
+
 CONFIG = EngineConfig(
     slots=6,
     context=96,

@@ -13,6 +13,8 @@ from jaxrl.runtime.log import read_metrics
 from jaxrl.runtime.warm_start import Demonstration, Demonstrator, WarmStart, _batches, run_warm_start
 from jaxrl.types import Datum, Message
 
+pytestmark = pytest.mark.slow
+
 
 class Counter(Demonstrator):
     """Says two digits, one a turn."""
