@@ -504,7 +504,9 @@ async def _run(config: Config, plan: _Plan, executor: Executor | None) -> None:
         start = start or 0
         log = stack.enter_context(MetricsLog(plan.run_dir.metrics, start=start))
         progress = stack.enter_context(Progress(plan.steps, start=start))
-        weights = snapshot(learner.weights) if plan.mode.steps_ahead else learner.weights
+        weights = learner.weights
+        if plan.mode.steps_ahead:
+            weights = await trio.to_thread.run_sync(snapshot, weights, limiter=limiter)
         async with AsyncExitStack() as opened:
             engine = await opened.enter_async_context(
                 open_engine(
