@@ -6,6 +6,7 @@ Knows the token-level Env, the sampler's Session and the limits. Knows no render
 import hashlib
 import math
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
 from functools import partial
 
@@ -61,6 +62,10 @@ class Limits:
     def turns_left(self, turns: int) -> int | None:
         """Turns after the first `turns`; None is unlimited."""
         return None if self.max_turns is None else self.max_turns - turns
+
+    def grading(self) -> AbstractContextManager[trio.CancelScope]:
+        """A block that may take `grader_seconds`; then it raises trio.TooSlowError."""
+        return trio.fail_after(_seconds(self.grader_seconds))
 
 
 async def run_episode(
@@ -132,7 +137,7 @@ async def conclude(env: Env, reason: StopReason, limits: Limits) -> Conclusion |
     """Let the env grade an episode that it did not end itself. Raises trio.TooSlowError after `grader_seconds`."""
     if not (ENDINGS[reason].overlong or reason is StopReason.TIMEOUT):
         return None
-    with trio.fail_after(_seconds(limits.grader_seconds)):
+    with limits.grading():
         return await env.conclude(reason)
 
 

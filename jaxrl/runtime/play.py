@@ -28,7 +28,7 @@ from jaxrl.env import (
     StepResult,
     StopCondition,
 )
-from jaxrl.runtime.rollout import CLEANUP_SECONDS, Release
+from jaxrl.runtime.rollout import bounded
 from jaxrl.runtime.view import reward_text, visible
 from jaxrl.types import MalformedToolCall, Message, Sample, StopReason, ToolCall, Trajectory, Transition, common_prefix
 
@@ -54,10 +54,10 @@ async def play(
     Errors: the environment's own, with the turn and the env in a note; ValueError for a member that is not there.
     """
     async with AsyncExitStack() as stack:
-        stack.push_async_callback(_bounded, builder.cleanup)
+        stack.push_async_callback(bounded, builder.cleanup)
         envs = await builder.make_envs()
         for env in envs:
-            stack.push_async_callback(_bounded, env.close)
+            stack.push_async_callback(bounded, env.close)
         if not 0 <= member < len(envs):
             raise ValueError(f"member={member}: the group has members 0 to {len(envs) - 1}")
         trajectory = await _episode(envs[member], renderer, read, write)
@@ -218,11 +218,3 @@ def _outcome(result: StepResult) -> str:
 
 def _named(values: Mapping[str, str | float]) -> Sequence[str]:
     return [f"{visible(k)} {visible(v) if isinstance(v, str) else reward_text(v)}" for k, v in values.items()]
-
-
-async def _bounded(release: Release) -> None:
-    """Run a close or a cleanup to its end although the player is leaving, but not for ever."""
-    with trio.move_on_after(CLEANUP_SECONDS, shield=True) as scope:
-        await release()
-    if scope.cancelled_caught:
-        raise TimeoutError(f"a close or cleanup took more than {CLEANUP_SECONDS:g} s and was given up")

@@ -125,8 +125,7 @@ class _Group:
     async def _group_rewards(self, trusted: Sequence[int]) -> dict[int, tuple[float, Metrics]]:
         envs, trajectories = [self._envs[m] for m in trusted], [self._trajectories[m] for m in trusted]
         seed = episode_seed(*self._plan.identity, self._group, "grading")
-        limit = self._plan.limits.grader_seconds
-        with sampling_from(self._sampler, seed=seed), trio.fail_after(math.inf if limit is None else limit):
+        with sampling_from(self._sampler, seed=seed), self._plan.limits.grading():
             rewards = await self._builder.compute_group_rewards(trajectories, envs)
         shared = dict(zip(trusted, rewards, strict=True))
         for m, (extra, _) in shared.items():
@@ -248,7 +247,7 @@ class _Group:
     async def _discard(self, env: Env) -> None:
         """Close an env that nobody played. That it failed is noted, and keeps nobody else from being closed."""
         try:
-            await _bounded(env.close)
+            await bounded(env.close)
         except Exception as error:
             self._note(error, StopReason.ENV_ERROR, env=env)
 
@@ -322,20 +321,20 @@ async def _released(release: Release, where: Callable[[], str]) -> AsyncIterator
             yield
         except Exception as error:
             try:
-                await _bounded(release)
+                await bounded(release)
             except Exception as second:
                 error.add_note(f"afterwards {_name(release)} failed too: {second!r}")
             raise
         except BaseException:
-            await _bounded(release)
+            await bounded(release)
             raise
-        await _bounded(release)
+        await bounded(release)
     except Exception as error:
         error.add_note(where())
         raise
 
 
-async def _bounded(release: Release) -> None:
+async def bounded(release: Release) -> None:
     """Run a release to its end although the task is being cancelled, but not for ever."""
     with trio.move_on_after(CLEANUP_SECONDS, shield=True) as scope:
         await release()
