@@ -54,6 +54,7 @@ class Message:
     tool_calls: tuple[ToolCall, ...] = ()
     malformed_calls: tuple[MalformedToolCall, ...] = ()
     name: str | None = None  # for role "tool": which tool answered
+    call_id: str | None = None  # for role "tool": the id of the call it answers, in families whose calls have one
 
 
 @dataclass(frozen=True)

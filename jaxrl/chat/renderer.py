@@ -11,12 +11,14 @@ first sampled turn, `extend` the ids between two sampled turns, `parse` reads sa
 import enum
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from jaxrl.chat.tokenizer import Tokenizer
+from jaxrl.chat.tool_calls import check_arguments
+from jaxrl.env import StopCondition
 from jaxrl.types import Message, ToolSpec
 
-Thinking = Literal["keep", "strip"]
+Thinking = Literal["keep", "strip", "compact"]
 
 
 @dataclass(frozen=True)
@@ -60,12 +62,32 @@ class Style:
     """The choices a family's writer needs.
 
     thinking: "keep" leaves the thoughts of earlier turns in the context, so that every turn extends the one before;
-    "strip" drops them where the published template does.
+    "strip" drops them where the published template does; "compact" drops all of them every few turns.
     enable_thinking: False writes an empty think block into the generation prompt (families with that switch).
     """
 
     thinking: Thinking = "keep"
     enable_thinking: bool = True
+
+
+@dataclass(frozen=True)
+class Thoughts:
+    """How a family frames a thought in a context, and how its template forgets one.
+
+    opening, closing: the pieces around it, of which the markers must be single ids. left: what stays in its place.
+    newlines: those after `closing` go with it.
+    template: what the published template does with the thoughts of earlier turns.
+    forgets_empty: the template drops an empty thought as soon as any message follows.
+    in_prompt: the generation prompt opens the thought, so that a sampled turn begins inside it.
+    """
+
+    opening: tuple[Piece, ...]
+    closing: tuple[Piece, ...]
+    left: tuple[Piece, ...] = ()
+    newlines: bool = True
+    template: Thinking = "strip"
+    forgets_empty: bool = False
+    in_prompt: bool = False
 
 
 class Family(Protocol):
@@ -83,12 +105,13 @@ class Family(Protocol):
 
     @property
     def stops(self) -> Sequence[str]:
-        """Spellings of the tokens that end a turn; those absent from the vocabulary are skipped."""
+        """What ends a turn: spellings of tokens, of which those absent from the vocabulary are skipped. When none is
+        present, sampling stops at the spellings themselves."""
         ...
 
     @property
-    def thought_markers(self) -> tuple[str, str] | None:
-        """The opening and closing marker of thoughts; None when the family has none."""
+    def thoughts(self) -> Thoughts | None:
+        """How thoughts are written; None when the family has none."""
         ...
 
     @property
@@ -97,29 +120,29 @@ class Family(Protocol):
         ...
 
     @property
-    def template_thinking(self) -> Thinking:
-        """What the published template does with the thoughts of earlier turns."""
+    def template_has_tools(self) -> bool:
+        """Whether the published template writes tools; when False the family's own tool format is not compared."""
         ...
 
     @property
-    def template_has_tools(self) -> bool:
-        """Whether the published template writes tools; when False the family's own tool format is not compared."""
+    def template_variables(self) -> Mapping[str, Any]:
+        """What the published template must be rendered with to write what this row writes (a date, for example)."""
         ...
 
     def opening(self, messages: Sequence[Message], tools: Sequence[ToolSpec], style: Style) -> list[Piece]:
         """The opening conversation and the generation prompt."""
         ...
 
-    def between(self, messages: Sequence[Message], closed: bool, style: Style) -> list[Piece]:
-        """From the end of a sampled turn to the next generation prompt."""
+    def between(self, messages: Sequence[Message], end: Marker | None, style: Style) -> list[Piece]:
+        """From the end of a sampled turn to the next generation prompt. `end`: the stop that was sampled, if any."""
         ...
 
     def reply(self, message: Message, style: Style) -> list[Piece]:
-        """The assistant's turn after the generation prompt, ending with the first stop marker."""
+        """The assistant's turn after the generation prompt, ending with a stop marker."""
         ...
 
-    def read(self, pieces: Sequence[Piece]) -> tuple[Message, bool]:
-        """The message a turn spells (without its stop token), and whether its framing is intact."""
+    def read(self, pieces: Sequence[Piece], style: Style) -> tuple[Message, bool]:
+        """The message a turn spells (without its stop), and whether its framing is intact. Never raises."""
         ...
 
     def scan(self, text: str, spelled: Set[str]) -> list[Piece]:
@@ -135,17 +158,24 @@ class Family(Protocol):
 class Renderer:
     """One family with one tokenizer. Immutable, picklable, shared by all episodes.
 
-    stop_tokens: ids that end a sampled turn. marker_ids: the markers that are one id in this vocabulary.
+    stop_ids: stops that are one id in this vocabulary, by id. marker_ids: markers that are, by spelling.
+    compact_turns: with thinking="compact", after how many turns thoughts are dropped.
     Build with `jaxrl.chat.families.renderer_for` or `build`.
     """
 
     name: str
     tokenizer: Tokenizer
-    stop_tokens: tuple[int, ...]
+    stop_ids: Mapping[int, str]
     thinking: Thinking
     enable_thinking: bool
+    compact_turns: int | None
     family: Family
     marker_ids: Mapping[str, int] = field(repr=False)
+
+    @property
+    def stop(self) -> StopCondition:
+        """What ends a sampled turn: token ids, or strings where the vocabulary has none of the family's stops."""
+        return tuple(self.stop_ids) or tuple(self.family.stops)
 
     @property
     def style(self) -> Style:
@@ -165,54 +195,83 @@ class Renderer:
             raise ValueError(f"two tools are named {twice}: the model could not tell them apart. Rename one.")
         return self._encode(self.family.opening(messages, tools, self.style))
 
-    def extend(self, messages: Sequence[Message], *, closed: bool) -> tuple[int, ...]:
+    def extend(self, messages: Sequence[Message], *, after: Sequence[int]) -> tuple[int, ...]:
         """Ids from the end of a sampled turn up to the next one: its closing, `messages`, the generation prompt.
 
-        closed: the sampled turn ended with one of the stop tokens; when False (cut by a budget) the end marker is
-        added first.
+        after: the sampled turn. When it was cut by a budget (no stop at its end) the end marker is added first.
         """
-        return self._encode(self.family.between(messages, closed, self.style))
+        _, end = self._split_end(after)
+        return self._encode(self.family.between(messages, end, self.style))
 
     def turn(self, message: Message) -> tuple[int, ...]:
-        """Ids of an assistant turn as a demonstration, stop token included: what `parse` would read back.
+        """Ids of an assistant turn as a demonstration, stop included: what `parse` would read back.
 
         Only for supervised data; a sampled turn already has its ids. Raises ValueError for what no sampled turn
-        could be (wrong role, malformed calls, thoughts in a family without them).
+        could be (wrong role, malformed calls, arguments that are not JSON, thoughts where there are none).
         """
         if message.role != "assistant":
             raise ValueError(f"turn() got a message of role {message.role!r}: only 'assistant' turns are sampled.")
+        if message.malformed_calls:
+            raise ValueError("turn() got a message with malformed_calls: a demonstration must be well formed.")
+        if message.thinking and not (self.family.thoughts and self.enable_thinking):
+            why = "was built with enable_thinking=False" if self.family.thoughts else "writes no thoughts"
+            raise ValueError(f"turn() got a message with thinking, but renderer {self.name!r} {why}. Remove it.")
+        for call in message.tool_calls:
+            check_arguments(call)
         return self._encode(self.family.reply(message, self.style))
 
     def parse(self, tokens: Sequence[int]) -> Parsed:
         """Read a sampled turn. Never raises on ids of the vocabulary; linear in the number of tokens."""
-        stopped = len(tokens) > 0 and tokens[-1] in self.stop_tokens
-        body = tokens[:-1] if stopped else tokens
-        message, intact = self.family.read(self._pieces(body))
-        if not stopped:
+        body, end = self._split_end(tokens)
+        message, intact = self.family.read(body, self.style)
+        if end is None:
             return Parsed(message, Outcome.LENGTH)
-        if intact and not any(t in self.stop_tokens for t in body):
+        if intact and not any(t in self.stop_ids for t in tokens[:-1]):
             return Parsed(message, Outcome.STOPPED)
-        return Parsed(Message("assistant", self.tokenizer.decode(body)), Outcome.MALFORMED)
+        return Parsed(Message("assistant", spell(body)), Outcome.MALFORMED)
 
-    def without_thoughts(self, tokens: tuple[int, ...], *, only_empty: bool = False) -> tuple[int, ...]:
-        """`tokens` with each finished think block, and the newlines after it, cut out by id.
+    def forget(self, tokens: tuple[int, ...], *, only_empty: bool = False) -> list[tuple[int, int]]:
+        """Where finished thoughts lie in `tokens`: (start, end) of each, in order, newlines after it included if they
+        go with it. A thought that never closes stays, as does a token that spells newlines and something else.
 
-        only_empty: cut only blocks that hold nothing but newlines. What is left is kept id for id. A block that never
-        closes stays, as does a token that spells newlines and something else.
+        only_empty: just those that hold nothing but newlines.
         """
-        if self.family.thought_markers is None:
-            return tokens
-        opening, closing = (self.marker_ids[m] for m in self.family.thought_markers)
-        kept: list[int] = []
-        start = 0
-        while (first := _find(tokens, opening, start)) >= 0 and (last := _find(tokens, closing, first)) >= 0:
-            kept += tokens[start:first]
-            start = last + 1
-            while start < len(tokens) and set(self.tokenizer.decode(tokens[start : start + 1])) == {"\n"}:
-                start += 1
-            if only_empty and self.tokenizer.decode(tokens[first + 1 : last]).strip("\n"):
-                kept += tokens[first:start]
-        return (*kept, *tokens[start:])
+        thoughts = self.family.thoughts
+        if thoughts is None:
+            return []
+        opening, closing = self._encode(thoughts.opening), self._encode(thoughts.closing)
+        spans: list[tuple[int, int]] = []
+        at = 0
+        while (first := _find(tokens, opening, at)) >= 0:
+            body = first + len(opening)
+            if (last := _find(tokens, closing, body)) < 0:
+                break
+            at = last + len(closing)
+            while thoughts.newlines and at < len(tokens) and self._is_newlines(tokens[at]):
+                at += 1
+            if not (only_empty and self.tokenizer.decode(tokens[body:last]).strip("\n")):
+                spans.append((first, at))
+        return spans
+
+    def left(self) -> tuple[int, ...]:
+        """The ids that stay where a thought is dropped."""
+        return self._encode(self.family.thoughts.left) if self.family.thoughts else ()
+
+    def _is_newlines(self, token: int) -> bool:
+        return set(self.tokenizer.decode([token])) == {"\n"}
+
+    def _split_end(self, tokens: Sequence[int]) -> tuple[list[Piece], Marker | None]:
+        """A sampled turn as pieces without its stop, and the stop; None for a turn that was cut."""
+        if self.stop_ids:
+            end = self.stop_ids.get(tokens[-1]) if len(tokens) else None
+            body = tokens if end is None else tokens[:-1]
+            return self._pieces(body), None if end is None else Marker(end)
+        text = self.tokenizer.decode(tokens)
+        found = [(at, stop) for stop in self.family.stops if (at := text.find(stop)) >= 0]
+        if not found:
+            return self._pieces(tokens), None
+        at, stop = min(found)
+        return self.family.scan(text[:at], self.family.markers.keys()), Marker(stop)
 
     def _encode(self, pieces: Iterable[Piece]) -> tuple[int, ...]:
         """Ids of pieces. Neighbouring texts are joined first: a tokenizer may merge across them."""
@@ -244,31 +303,49 @@ class Renderer:
         return pieces
 
 
-def _find(tokens: tuple[int, ...], token: int, start: int) -> int:
-    """Index of the first `token` at or after `start`, or -1."""
-    try:
-        return tokens.index(token, start)
-    except ValueError:
-        return -1
+def _find(tokens: tuple[int, ...], run: tuple[int, ...], start: int) -> int:
+    """Index of the first `run` at or after `start`, or -1."""
+    while True:
+        try:
+            start = tokens.index(run[0], start)
+        except ValueError:
+            return -1
+        if tokens[start : start + len(run)] == run:
+            return start
+        start += 1
 
 
 def build(
-    family: Family, tokenizer: Tokenizer, *, thinking: Thinking | None = None, enable_thinking: bool | None = None
+    family: Family,
+    tokenizer: Tokenizer,
+    *,
+    thinking: Thinking | None = None,
+    enable_thinking: bool | None = None,
+    compact_turns: int | None = None,
 ) -> Renderer:
     """A renderer of `family` for `tokenizer`. None means the default: thoughts kept, thinking on.
 
     Raises ValueError when the vocabulary lacks a marker that must be one id, and for a choice that the family could
     not honour.
     """
-    if thinking not in (None, "keep", "strip"):
-        raise ValueError(f"thinking={thinking!r} is unknown: expected 'keep' or 'strip'.")
-    if thinking == "strip" and family.thought_markers is None:
-        raise ValueError(f"thinking='strip' has no effect: family {family.name!r} writes no thoughts. Leave it out.")
+    if thinking not in (None, "keep", "strip", "compact"):
+        raise ValueError(f"thinking={thinking!r} is unknown: expected 'keep', 'strip' or 'compact'.")
+    if thinking in ("strip", "compact") and family.thoughts is None:
+        raise ValueError(
+            f"thinking={thinking!r} has no effect: family {family.name!r} writes no thoughts. Leave it out."
+        )
     if enable_thinking is not None and not family.has_thinking_switch:
         raise ValueError(
             f"enable_thinking={enable_thinking} has no effect: the template of family {family.name!r} has no such "
             "switch. Leave it out, or use a family that has one (qwen3)."
         )
+    if (thinking == "compact") != (compact_turns is not None):
+        raise ValueError(
+            f"thinking={thinking!r} with compact_turns={compact_turns}: give both thinking='compact' and the number of "
+            "turns after which thoughts are dropped, or neither."
+        )
+    if compact_turns is not None and compact_turns < 1:
+        raise ValueError(f"compact_turns={compact_turns}: expected at least 1")
     known = _known(tokenizer, [*family.markers, *family.stops])
     for spelling, required in family.markers.items():
         if required and spelling not in known:
@@ -276,9 +353,10 @@ def build(
     return Renderer(
         name=family.name,
         tokenizer=tokenizer,
-        stop_tokens=tuple(known[s] for s in family.stops if s in known),
+        stop_ids={known[s]: s for s in family.stops if s in known},
         thinking=thinking or "keep",
         enable_thinking=enable_thinking is not False,
+        compact_turns=compact_turns,
         family=family,
         marker_ids={spelling: known[spelling] for spelling in family.markers if spelling in known},
     )

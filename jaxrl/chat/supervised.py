@@ -44,7 +44,7 @@ def supervise(renderer: Renderer, messages: Sequence[Message], tools: Sequence[T
         replies = _until_assistant(messages[i + 1 :])
         if i + 1 + len(replies) == len(messages):  # nobody speaks after them, so nothing is learned from them
             return [*done, Supervised(transcript.tokens, tuple(mask))]
-        grown, rewrite = observe(transcript, replies, closed=True)
+        grown, rewrite = observe(transcript, replies)
         if rewrite:
             done.append(Supervised(transcript.tokens, tuple(mask)))
             mask = []

@@ -37,6 +37,11 @@ class Tokenizer(Protocol):
         """The Jinja source the checkpoint was published with, if any."""
         ...
 
+    @property
+    def template_variables(self) -> Mapping[str, str]:
+        """The special tokens that templates ask for by role: bos_token, eos_token and so on."""
+        ...
+
     def encode(self, text: str) -> list[int]:
         """Ids of `text` read as plain text: nothing is added, no special id ever results."""
         ...
@@ -107,7 +112,6 @@ BYTE_VOCAB_SIZE = 320
 friendly matmul width). `encode` and `special` never give an unused id; `decode` shows one as <|unused_ID|>."""
 
 _FIRST_SPECIAL = 256
-_FIRST_WORD = _FIRST_SPECIAL + len(BYTE_SPECIALS)
 _WORD = re.compile("(" + "|".join(map(re.escape, BYTE_WORDS)) + ")")
 
 CHATML_TEMPLATE = """\
@@ -155,18 +159,28 @@ CHATML_TEMPLATE = """\
 
 @dataclass(frozen=True)
 class ByteTokenizer:
-    """One id a byte, a few whole words, and the ChatML and Qwen special tokens: a real tokenizer without any file."""
+    """One id a byte, special tokens, and a few whole words: a real tokenizer without any file."""
 
     name: str = "bytes"
-    vocab_size: int = BYTE_VOCAB_SIZE
+    specials: tuple[str, ...] = BYTE_SPECIALS
     chat_template: str | None = field(default=CHATML_TEMPLATE, repr=False)
+    template_variables: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @property
+    def vocab_size(self) -> int:
+        """A multiple of 64; BYTE_VOCAB_SIZE with the usual specials."""
+        return -(-(self._first_word + len(BYTE_WORDS)) // 64) * 64
+
+    @property
+    def _first_word(self) -> int:
+        return _FIRST_SPECIAL + len(self.specials)
 
     def encode(self, text: str) -> list[int]:
         """The UTF-8 bytes of `text`, its BYTE_WORDS as one id each."""
         ids: list[int] = []
         for piece in _WORD.split(text):
             if piece in BYTE_WORDS:
-                ids.append(_FIRST_WORD + BYTE_WORDS.index(piece))
+                ids.append(self._first_word + BYTE_WORDS.index(piece))
             else:
                 ids += piece.encode("utf-8", "replace")
         return ids
@@ -177,18 +191,18 @@ class ByteTokenizer:
         for i in ids:
             if 0 <= i < _FIRST_SPECIAL:
                 run.append(i)
-            elif _FIRST_WORD <= i < _FIRST_WORD + len(BYTE_WORDS):
-                run += BYTE_WORDS[i - _FIRST_WORD].encode()
+            elif 0 <= i - self._first_word < len(BYTE_WORDS):
+                run += BYTE_WORDS[i - self._first_word].encode()
             else:
                 parts += [run.decode("utf-8", "replace"), self._spelling(i)]
                 run.clear()
         return "".join([*parts, run.decode("utf-8", "replace")])
 
     def special(self, spelling: str) -> int:
-        """Id of one of BYTE_SPECIALS, else ValueError."""
-        if spelling not in BYTE_SPECIALS:
-            raise _no_special(spelling, self.name, BYTE_SPECIALS)
-        return _FIRST_SPECIAL + BYTE_SPECIALS.index(spelling)
+        """Id of one of the specials, else ValueError."""
+        if spelling not in self.specials:
+            raise _no_special(spelling, self.name, self.specials)
+        return _FIRST_SPECIAL + self.specials.index(spelling)
 
     def _spelling(self, i: int) -> str:
         if not 0 <= i < self.vocab_size:
@@ -196,12 +210,17 @@ class ByteTokenizer:
                 f"token id {i} is outside the byte vocabulary (0 to {self.vocab_size - 1}). "
                 "Build the model with vocab_size=byte_tokenizer().vocab_size."
             )
-        return BYTE_SPECIALS[i - _FIRST_SPECIAL] if i < _FIRST_WORD else f"<|unused_{i}|>"
+        return self.specials[i - _FIRST_SPECIAL] if i < self._first_word else f"<|unused_{i}|>"
 
 
-def byte_tokenizer() -> ByteTokenizer:
-    """The hermetic tokenizer: 256 bytes and nine special tokens, vocabulary padded to 320."""
-    return ByteTokenizer()
+def byte_tokenizer(specials: Sequence[str] = BYTE_SPECIALS, *, chat_template: str | None = None) -> ByteTokenizer:
+    """The hermetic tokenizer: 256 bytes and nine special tokens, vocabulary padded to 320.
+
+    specials, chat_template: another family's markers and published template, to see what it writes without its files.
+    """
+    if tuple(specials) == BYTE_SPECIALS:
+        return ByteTokenizer(chat_template=chat_template or CHATML_TEMPLATE)
+    return ByteTokenizer(specials=tuple(specials), chat_template=chat_template)
 
 
 # --- Hugging Face ---------------------------------------------------------------------------------
@@ -219,6 +238,7 @@ class HFTokenizer:
     name: str
     vocab_size: int
     chat_template: str | None = field(repr=False)
+    template_variables: Mapping[str, str] = field(repr=False)
     specials: Mapping[str, int] = field(repr=False)
     full: tokenizers.Tokenizer = field(repr=False)
     text: tokenizers.Tokenizer = field(repr=False)
@@ -269,6 +289,7 @@ def wrap(pretrained: Any, name: str | None = None) -> HFTokenizer:
         name=name,
         vocab_size=1 + max(full.get_vocab(with_added_tokens=True).values()),
         chat_template=_default_template(pretrained.chat_template),
+        template_variables={k: str(v) for k, v in pretrained.special_tokens_map.items() if isinstance(v, str)},
         specials={token["content"]: token["id"] for token in added},
         full=full,
         text=_text_only(source, {token["content"] for token in added}),

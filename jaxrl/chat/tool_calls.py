@@ -1,18 +1,17 @@
-"""The content of a tool-call block: a JSON object with a name and arguments.
+"""The content of a tool-call block: JSON arguments, or a JSON object with a name and arguments; and a tool's schema.
 
-Knows JSON and the two nouns ToolCall and MalformedToolCall. Must not know markers, tokens or which tools exist.
+Knows JSON and the nouns ToolCall, MalformedToolCall and ToolSpec. Must not know markers, tokens or which tools exist.
 A block that cannot be read is never an exception: it becomes a MalformedToolCall whose error tells the model what to
 write instead. Reading is linear in the length of the text, and keeps the arguments exactly as they were written.
 """
 
 import json
 import re
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from jaxrl.types import MalformedToolCall, ToolCall
+from jaxrl.types import MalformedToolCall, ToolCall, ToolSpec
 
 _SPACE = re.compile(r"[ \t\n\r]*")
-_WANTED = 'Write one JSON object: {"name": "<tool name>", "arguments": {...}}.'
 
 
 def _refuse(constant: str) -> NoReturn:
@@ -31,23 +30,54 @@ def end_of_json(text: str, at: int) -> int:
     return end
 
 
-def read_call(text: str) -> ToolCall | MalformedToolCall:
-    """The call a block's text asks for. `arguments` is the exact JSON text of the object in the block."""
+def tool_schema(tool: ToolSpec) -> dict[str, Any]:
+    """A tool as published templates list it."""
+    function = {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)}
+    return {"type": "function", "function": function}
+
+
+def read_call(text: str, *, arguments: str = "arguments") -> ToolCall | MalformedToolCall:
+    """The call asked for by a block that holds one JSON object. The call's arguments are the exact JSON text.
+
+    arguments: the member that holds them. Members other than it and "name" are ignored.
+    """
+    wanted = f'Write one JSON object: {{"name": "<tool name>", "{arguments}": {{...}}}}.'
     try:
-        name, arguments = _members(text)
+        return ToolCall(*_name_and_arguments(json_members(text), arguments))
     except RecursionError:
-        return MalformedToolCall(text, f"Tool call not read: the JSON is nested too deeply. {_WANTED}")
+        return MalformedToolCall(text, f"Tool call not read: the JSON is nested too deeply. {wanted}")
     except ValueError as error:
-        return MalformedToolCall(text, f"Tool call not read: {error}. {_WANTED}")
-    return ToolCall(name, arguments)
+        return MalformedToolCall(text, f"Tool call not read: {error}. {wanted}")
 
 
-def _members(text: str) -> tuple[str, str]:
-    """Name and arguments text of the object; raises ValueError saying what is wrong."""
+def read_arguments(name: str, text: str, *, block: str, id: str | None = None) -> ToolCall | MalformedToolCall:
+    """The call of `name` with `text` as its JSON arguments. block: the whole call as it was written."""
+    try:
+        if not name:
+            raise ValueError("the tool's name is missing")
+        json_members(text)
+    except RecursionError:
+        return MalformedToolCall(block, "Tool call not read: the JSON of its arguments is nested too deeply.")
+    except ValueError as error:
+        return MalformedToolCall(block, f"Tool call not read: {error}. Write its arguments as one JSON object.")
+    return ToolCall(name, text.strip(), id)
+
+
+def check_arguments(call: ToolCall) -> None:
+    """Raise ValueError unless the call has a name and its arguments are a JSON object."""
+    if isinstance(bad := read_arguments(call.name, call.arguments, block=call.arguments), MalformedToolCall):
+        raise ValueError(f"a call of {call.name!r} has the arguments {call.arguments!r}. {bad.error}")
+
+
+def json_members(text: str) -> dict[str, tuple[Any, str]]:
+    """The members of the JSON object that `text` is, each with its value and the exact text of that value.
+
+    Raises ValueError saying what is wrong (a member given twice included), RecursionError for deep nesting.
+    """
     start = _skip(text, 0)
     if not text.startswith("{", start):
         raise ValueError("the block does not hold a JSON object" if text.strip() else "the block is empty")
-    found: dict[str, tuple[object, str]] = {}
+    found: dict[str, tuple[Any, str]] = {}
     at = _skip(text, start + 1)
     while not text.startswith("}", at):
         if found:
@@ -63,18 +93,18 @@ def _members(text: str) -> tuple[str, str]:
         at = _skip(text, at)
     if text[at + 1 :].strip():
         raise ValueError(f"there is text after the JSON object, at character {at + 1}")
-    return _checked(found)
+    return found
 
 
-def _checked(found: dict[str, tuple[object, str]]) -> tuple[str, str]:
+def _name_and_arguments(found: dict[str, tuple[Any, str]], key: str) -> tuple[str, str]:
     name, _ = found.get("name", (None, ""))
     if not isinstance(name, str) or not name:
         raise ValueError('"name" is not a non-empty string' if "name" in found else '"name" is missing')
-    if "arguments" not in found:
-        raise ValueError('"arguments" is missing (use {} when the tool takes none)')
-    arguments, text = found["arguments"]
+    if key not in found:
+        raise ValueError(f'"{key}" is missing (use {{}} when the tool takes none)')
+    arguments, text = found[key]
     if not isinstance(arguments, dict):
-        raise ValueError(f'"arguments" is {_kind(arguments)}, not a JSON object')
+        raise ValueError(f'"{key}" is {_kind(arguments)}, not a JSON object')
     return name, text
 
 

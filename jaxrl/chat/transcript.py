@@ -6,12 +6,14 @@ Transcript. The work of an observation is that of its new messages (plus copying
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Literal
 
 from jaxrl.chat.renderer import Renderer
 from jaxrl.types import Message, ToolSpec
 
 THINKING_STRIPPED = "thinking_stripped"
+THINKING_COMPACTED = "thinking_compacted"
 
 
 @dataclass(frozen=True)
@@ -49,35 +51,73 @@ def act(transcript: Transcript, action_tokens: Sequence[int]) -> Transcript:
     return _append(transcript, Segment("action", tuple(action_tokens)))
 
 
-def observe(
-    transcript: Transcript, messages: Sequence[Message], *, closed: bool
-) -> tuple[Transcript, Literal["thinking_stripped"] | None]:
+def observe(transcript: Transcript, messages: Sequence[Message]) -> tuple[Transcript, str | None]:
     """Append the environment's messages and the next generation prompt.
 
-    closed: the last action ended with a stop token. The second value says why earlier ids were rewritten, or is None
-    when the new context extends the old context and action. It is always None with thinking="keep".
+    The second value says why earlier ids were rewritten, or is None when the new context extends the old context and
+    action. It is always None with thinking="keep".
     """
     if transcript.segments[-1].kind == "context":
         raise ValueError("observe() was called without a sampled turn before it: call act() first.")
     renderer = transcript.renderer
-    extension = Segment("context", renderer.extend(messages, closed=closed))
-    if renderer.thinking == "keep":
-        return _append(transcript, extension), None
-    stripped = _strip(transcript, any(renderer.family.is_query(m) for m in messages))
-    reason = THINKING_STRIPPED if stripped.tokens != transcript.tokens else None
-    return _append(stripped, extension), reason
+    extension = Segment("context", renderer.extend(messages, after=transcript.segments[-1].tokens))
+    forgotten, reason = _FORGET[renderer.thinking](transcript, messages)
+    return _append(forgotten, extension), reason if forgotten.tokens != transcript.tokens else None
 
 
 def _append(transcript: Transcript, segment: Segment) -> Transcript:
     return replace(transcript, segments=(*transcript.segments, segment), tokens=(*transcript.tokens, *segment.tokens))
 
 
-def _strip(transcript: Transcript, query: bool) -> Transcript:
-    """Drop thoughts as the template does: all of them before a query; else only an empty block of the last turn."""
-    start = transcript.settled if query else len(transcript.segments) - 2
-    old = transcript.segments[start:]
-    new = tuple(replace(s, tokens=transcript.renderer.without_thoughts(s.tokens, only_empty=not query)) for s in old)
-    kept = transcript.tokens[: len(transcript.tokens) - sum(len(s.tokens) for s in old)]
+def _keep(transcript: Transcript, messages: Sequence[Message]) -> tuple[Transcript, str]:
+    return transcript, ""
+
+
+def _strip(transcript: Transcript, messages: Sequence[Message]) -> tuple[Transcript, str]:
+    """As the template does: all thoughts go before a query; else only an empty one of the last turn may."""
+    family = transcript.renderer.family
+    if any(family.is_query(m) for m in messages):
+        return _forget(transcript, transcript.settled), THINKING_STRIPPED
+    if family.thoughts is None or not family.thoughts.forgets_empty:
+        return transcript, THINKING_STRIPPED
+    cut = _forget(transcript, len(transcript.segments) - 2, only_empty=True)
+    return replace(cut, settled=transcript.settled), THINKING_STRIPPED
+
+
+def _compact(transcript: Transcript, messages: Sequence[Message]) -> tuple[Transcript, str]:
+    """All thoughts go once `compact_turns` turns have been sampled since the last time."""
+    turns = sum(segment.kind == "action" for segment in transcript.segments[transcript.settled :])
+    due = turns >= (transcript.renderer.compact_turns or 1)
+    return (_forget(transcript, transcript.settled) if due else transcript), THINKING_COMPACTED
+
+
+_FORGET = {"keep": _keep, "strip": _strip, "compact": _compact}
+
+
+def _forget(transcript: Transcript, start: int, *, only_empty: bool = False) -> Transcript:
+    """Drop the finished thoughts from segment `start` on; one may begin in a prompt and end in the turn after it."""
+    renderer, old = transcript.renderer, transcript.segments[start:]
+    tokens = tuple(t for segment in old for t in segment.tokens)
+    spans = renderer.forget(tokens, only_empty=only_empty)
+    ends = tuple(accumulate(len(segment.tokens) for segment in old))
+    new = [
+        replace(segment, tokens=_outside(tokens, spans, renderer.left(), end - len(segment.tokens), end))
+        for segment, end in zip(old, ends, strict=True)
+    ]
+    before = transcript.tokens[: len(transcript.tokens) - len(tokens)]
     segments = (*transcript.segments[:start], *new)
-    tokens = (*kept, *(t for s in new for t in s.tokens))
-    return replace(transcript, segments=segments, tokens=tokens, settled=len(segments) if query else transcript.settled)
+    whole = (*before, *(t for segment in new for t in segment.tokens))
+    return replace(transcript, segments=segments, tokens=whole, settled=len(segments))
+
+
+def _outside(
+    tokens: tuple[int, ...], spans: Sequence[tuple[int, int]], left: tuple[int, ...], start: int, end: int
+) -> tuple[int, ...]:
+    """tokens[start:end] without the spans; `left` stands where a span starts."""
+    kept: list[int] = []
+    for first, last in spans:
+        if first < end and last > start:
+            kept += tokens[start:first]
+            kept += left if first >= start else ()
+            start = min(last, end)
+    return (*kept, *tokens[start:end])

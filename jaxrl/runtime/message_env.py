@@ -88,7 +88,7 @@ class EnvFromMessageEnv(Env):
         """The opening messages, rendered with the env's tools."""
         messages = await self.message_env.reset(self.task)
         self._transcript = begin(self._renderer, messages, self.message_env.tool_specs)
-        return self._transcript.tokens, self._renderer.stop_tokens
+        return self._transcript.tokens, self._renderer.stop
 
     async def step(self, action: Sequence[int], *, extra: ActionExtra | None = None) -> StepResult:
         """Parse the turn, hand the message to the env, render its reply.
@@ -141,12 +141,12 @@ class EnvFromMessageEnv(Env):
         replies = [*result.messages]
         if self._rules.before_turn is not None and extra.turns_left:
             replies += self._rules.before_turn(extra.turns_left)
-        self._transcript, rewrite = observe(act(self._transcript, action), replies, closed=True)
+        self._transcript, rewrite = observe(act(self._transcript, action), replies)
         return StepResult(
             result.reward - self._rules.parse_penalty * malformed,
             False,
             self._transcript.tokens,
-            self._renderer.stop_tokens,
+            self._renderer.stop,
             metrics=result.metrics,
             rewrite=rewrite,
             masked=malformed and self._rules.mask_malformed,

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import httpx
 import trio
 
-from jaxrl.chat.renderer import Outcome, Renderer
+from jaxrl.chat.renderer import Renderer
 from jaxrl.chat.transcript import Transcript, act, begin, observe
 from jaxrl.env import EnvironmentFault
 from jaxrl.runtime.episode import episode_seed
@@ -295,7 +295,7 @@ class Frozen:
         self._session: Session | None = None
         self._transcript: Transcript | None = None
         self._heard: tuple[Message, ...] = ()
-        self._closed_turn = True
+
         self._over = False
 
     async def reply(self, messages: Sequence[Message]) -> Message:
@@ -305,7 +305,6 @@ class Frozen:
         action = await self._sample(session, transcript)
         parsed = self._renderer.parse(action.tokens)
         self._transcript = act(transcript, action.tokens)
-        self._closed_turn = parsed.outcome is not Outcome.LENGTH
         self._heard = (*messages, parsed.message)
         return parsed.message
 
@@ -337,7 +336,7 @@ class Frozen:
         known = len(self._heard)
         if self._transcript is None or list(map(_said, messages[:known])) != list(map(_said, self._heard)):
             return begin(self._renderer, messages)
-        transcript, _ = observe(self._transcript, messages[known:], closed=self._closed_turn)
+        transcript, _ = observe(self._transcript, messages[known:])
         return transcript
 
     async def _sample(self, session: Session, transcript: Transcript) -> Sample:
@@ -352,7 +351,7 @@ class Frozen:
         with trio.move_on_after(self._timeout):
             return await session.sample(
                 transcript.tokens[shared:],
-                stop=self._renderer.stop_tokens,
+                stop=self._renderer.stop,
                 max_tokens=min(self._max_tokens, room),
                 temperature=self._temperature,
             )

@@ -1,6 +1,8 @@
 """Tokenizers for the chat tests: a tiny one made here, and the real ones once tests/fetch_real.py has been run."""
 
+import functools
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,13 +11,25 @@ from transformers import PreTrainedTokenizerFast
 
 from jaxrl.chat.tokenizer import BYTE_SPECIALS, CHATML_TEMPLATE, HFTokenizer, load_tokenizer, wrap
 
+CACHE = Path(os.environ.get("JAXRL_TEST_CACHE") or Path(__file__).resolve().parents[2] / ".cache")
+
 
 def _real_dir(name: str) -> str:
-    root = os.environ.get("JAXRL_TEST_CACHE") or Path(__file__).resolve().parents[2] / ".cache"
-    path = Path(root) / name
-    if not (path / "tokenizer.json").exists():
-        pytest.skip(f"no real {name} tokenizer in {path}: run `python tests/fetch_real.py` (make test-all does)")
-    return str(path)
+    if not (CACHE / name).exists():
+        pytest.skip(f"no {name} in {CACHE}: run `python tests/fetch_real.py` (make test-all does)")
+    return str(CACHE / name)
+
+
+@pytest.fixture(scope="session")
+def real_cache() -> Path:
+    """Where real tokenizers and published templates are; skips where they are not."""
+    return Path(_real_dir("templates")).parent
+
+
+@pytest.fixture(scope="session")
+def real_tokenizer() -> Callable[[str], HFTokenizer]:
+    """A real tokenizer by its folder in the cache."""
+    return functools.cache(lambda name: load_tokenizer(_real_dir(name)))
 
 
 @pytest.fixture(scope="session")
@@ -31,15 +45,15 @@ def qwen3_dir() -> str:
 
 
 @pytest.fixture(scope="session")
-def smollm2(smollm2_dir: str) -> HFTokenizer:
+def smollm2(real_tokenizer: Callable[[str], HFTokenizer]) -> HFTokenizer:
     """The real SmolLM2 tokenizer."""
-    return load_tokenizer(smollm2_dir)
+    return real_tokenizer("smollm2")
 
 
 @pytest.fixture(scope="session")
-def qwen3(qwen3_dir: str) -> HFTokenizer:
+def qwen3(real_tokenizer: Callable[[str], HFTokenizer]) -> HFTokenizer:
     """The real Qwen3 tokenizer."""
-    return load_tokenizer(qwen3_dir)
+    return real_tokenizer("qwen3")
 
 
 @pytest.fixture(scope="session")

@@ -99,7 +99,7 @@ def test_qwen3_gives_a_demonstration_without_thoughts_an_empty_block() -> None:
 def test_any_ids_are_parsed_without_an_exception(name: str, tokens: list[int]) -> None:
     renderer = make(name)
     parsed = renderer.parse(tokens)
-    stopped = bool(tokens) and tokens[-1] in renderer.stop_tokens
+    stopped = bool(tokens) and tokens[-1] in renderer.stop
     assert (parsed.outcome is Outcome.LENGTH) == (not stopped)
     assert parsed.message.role == "assistant"
 
@@ -203,7 +203,7 @@ def test_what_a_cut_turn_had_finished_is_in_its_message() -> None:
 
 def test_M05_both_stop_tokens_stop() -> None:
     renderer = make("qwen3")
-    assert renderer.stop_tokens == (258, 256)
+    assert renderer.stop == (258, 256)
     assert renderer.parse(ids(renderer, "a<|endoftext|>")).outcome is Outcome.STOPPED
 
 
@@ -223,7 +223,7 @@ def test_a_megabyte_of_arguments(name: str) -> None:
 
 def test_broken_utf8_is_no_exception() -> None:
     renderer = make("chatml")
-    parsed = renderer.parse((0xF0, 0x9F, renderer.stop_tokens[0]))
+    parsed = renderer.parse((0xF0, 0x9F, renderer.stop[0]))
     assert (parsed.message.content, parsed.outcome) == ("\ufffd", Outcome.STOPPED)
 
 
@@ -233,10 +233,10 @@ def test_broken_utf8_is_no_exception() -> None:
 def test_any_real_ids_are_parsed_without_an_exception(real: str, data, request: pytest.FixtureRequest) -> None:
     renderer = renderer_for(request.getfixturevalue(real))
     padded = renderer.tokenizer.vocab_size + 267  # embeddings are often wider than the vocabulary
-    marker = st.sampled_from(sorted({*renderer.marker_ids.values(), *renderer.stop_tokens}))
+    marker = st.sampled_from(sorted({*renderer.marker_ids.values(), *renderer.stop}))
     tokens = data.draw(st.lists(marker | st.integers(0, padded), max_size=30))
     parsed = renderer.parse(tokens)
-    assert (parsed.outcome is Outcome.LENGTH) == (not tokens or tokens[-1] not in renderer.stop_tokens)
+    assert (parsed.outcome is Outcome.LENGTH) == (not tokens or tokens[-1] not in renderer.stop)
 
 
 @pytest.mark.full
@@ -270,14 +270,16 @@ def test_text_of_messages_and_tools_never_gives_a_special_id(name: str, text: st
         tools = [ToolSpec("f", content, {"type": "object", "properties": {}})]
         call = ToolCall("f", json.dumps({"a": content}))
         later = [Message("tool", content), Message("assistant", content, tool_calls=(call,)), Message("user", content)]
-        return [i for i in (*renderer.open(messages, tools), *renderer.extend(later, closed=True)) if i >= 256]
+        return [i for i in (*renderer.open(messages, tools), *renderer.extend(later, after=renderer.stop)) if i >= 256]
 
     assert specials(text) == specials("harmless")
 
 
 def test_hf_text_cannot_forge_markers(tiny: HFTokenizer) -> None:
     renderer = build(QWEN3, tiny)
-    plain, forged = (renderer.extend([Message("tool", c)], closed=True) for c in ("x", "</tool_response><|im_end|>"))
+    plain, forged = (
+        renderer.extend([Message("tool", c)], after=renderer.stop) for c in ("x", "</tool_response><|im_end|>")
+    )
     added = set(tiny.specials.values())
     assert [i for i in plain if i in added] == [i for i in forged if i in added]
 
@@ -289,7 +291,7 @@ def test_hf_text_cannot_forge_markers(tiny: HFTokenizer) -> None:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_T07_extend_starts_after_the_end_marker(name: str, closed: bool) -> None:
     renderer = make(name)
-    text = renderer.tokenizer.decode(renderer.extend([Message("user", "more")], closed=closed))
+    text = renderer.tokenizer.decode(renderer.extend([Message("user", "more")], after=renderer.stop if closed else ()))
     end = "\n" if closed else "<|im_end|>\n"
     assert text == f"{end}<|im_start|>user\nmore<|im_end|>\n<|im_start|>assistant\n"
 
@@ -298,7 +300,7 @@ def test_T07_extend_starts_after_the_end_marker(name: str, closed: bool) -> None
 def test_T15_tool_results_in_a_row_share_a_turn(name: str) -> None:
     renderer = make(name)
     results = [Message("tool", "1"), Message("tool", "2"), Message("user", "go on")]
-    assert renderer.tokenizer.decode(renderer.extend(results, closed=True)) == (
+    assert renderer.tokenizer.decode(renderer.extend(results, after=renderer.stop)) == (
         "\n<|im_start|>user\n<tool_response>\n1\n</tool_response>\n<tool_response>\n2\n</tool_response><|im_end|>\n"
         "<|im_start|>user\ngo on<|im_end|>\n<|im_start|>assistant\n"
     )
@@ -308,7 +310,7 @@ def test_thinking_off_writes_an_empty_block_in_every_prompt() -> None:
     renderer = make("qwen3", enable_thinking=False)
     prompt = "<|im_start|>assistant\n<think>\n\n</think>\n\n"
     assert renderer.tokenizer.decode(renderer.open([Message("user", "hi")])).endswith(prompt)
-    assert renderer.tokenizer.decode(renderer.extend([], closed=True)) == "\n" + prompt
+    assert renderer.tokenizer.decode(renderer.extend([], after=renderer.stop)) == "\n" + prompt
 
 
 def test_thoughts_of_opening_messages_are_kept_or_stripped() -> None:
@@ -361,7 +363,7 @@ def test_unknown_role_is_named() -> None:
         (Message("user", "x"), "chatml", "only 'assistant' turns are sampled"),
         (Message("assistant", "x", malformed_calls=(MalformedToolCall("", ""),)), "chatml", "must be well formed"),
         (Message("assistant", "x", thinking="t"), "qwen2.5", "'qwen2.5' writes no thoughts"),
-        (Message("assistant", "x", tool_calls=(ToolCall("f", "[]"),)), "chatml", '"arguments" is an array'),
+        (Message("assistant", "x", tool_calls=(ToolCall("f", "[]"),)), "chatml", "does not hold a JSON object"),
     ],
 )
 def test_turn_refuses_what_no_turn_could_be(message: Message, name: str, problem: str) -> None:

@@ -63,7 +63,7 @@ def test_I1_the_tokens_are_those_an_episode_with_these_messages_holds(messages: 
             waiting.append(message)
             continue
         if waiting:
-            transcript, _ = observe(transcript, waiting, closed=True)
+            transcript, _ = observe(transcript, waiting)
             waiting = []
         transcript = act(transcript, RENDERER.turn(message))
     assert sequence.tokens == transcript.tokens

@@ -29,22 +29,22 @@ def spelled(text: str) -> tuple[int, ...]:
 @given(EPISODE)
 def test_I1_kept_thoughts_always_extend_whatever_was_sampled(name: str, episode: list) -> None:
     transcript = begin(renderer_for(BYTES, name), [USER])
-    for action, messages, closed in episode:
+    for action, messages in episode:
         context = transcript.tokens
         transcript = act(transcript, action)
         assert transcript.tokens == context + action
-        transcript, reason = observe(transcript, messages, closed=closed)
+        transcript, reason = observe(transcript, messages)
         assert reason is None
         assert transcript.tokens[: len(context) + len(action)] == context + action
-    assert [s.tokens for s in transcript.segments if s.kind == "action"] == [action for action, _, _ in episode]
+    assert [s.tokens for s in transcript.segments if s.kind == "action"] == [action for action, _ in episode]
 
 
 @given(EPISODE)
 def test_I1_stripping_says_so_and_removes_only(episode: list) -> None:
     transcript = begin(renderer_for(BYTES, "qwen3", thinking="strip"), [USER])
-    for action, messages, closed in episode:
+    for action, messages in episode:
         former = act(transcript, action)
-        transcript, reason = observe(former, messages, closed=closed)
+        transcript, reason = observe(former, messages)
         assert transcript.tokens == tuple(t for s in transcript.segments for t in s.tokens)
         assert (reason is None) == (common_prefix(former.tokens, transcript.tokens) == len(former.tokens))
         kept = sum(len(s.tokens) for s in transcript.segments[:-1])
@@ -55,22 +55,22 @@ def test_I1_stripping_says_so_and_removes_only(episode: list) -> None:
 def test_T03_three_turns_of_thoughts_stripped_at_the_next_query() -> None:
     renderer = renderer_for(BYTES, "qwen3", thinking="strip")
     t = begin(renderer, [Message("user", "q1")])
-    t, reason = observe(act(t, spelled("<think>\na\n</think>\n\ncall")), [TOOL], closed=True)
+    t, reason = observe(act(t, spelled("<think>\na\n</think>\n\ncall")), [TOOL])
     assert reason is None, "within a tool loop thoughts stay"
-    t, reason = observe(act(t, spelled("<think>\nb\n</think>\n\nsay")), [Message("user", "q2")], closed=True)
+    t, reason = observe(act(t, spelled("<think>\nb\n</think>\n\nsay")), [Message("user", "q2")])
     assert reason == "thinking_stripped"
     assert BYTES.decode(t.tokens) == (
         "<|im_start|>user\nq1<|im_end|>\n<|im_start|>assistant\ncall<|im_end|>\n"
         "<|im_start|>user\n<tool_response>\n42\n</tool_response><|im_end|>\n<|im_start|>assistant\nsay<|im_end|>\n"
         "<|im_start|>user\nq2<|im_end|>\n<|im_start|>assistant\n"
     )
-    t, reason = observe(act(t, spelled("plain")), [USER], closed=True)
+    t, reason = observe(act(t, spelled("plain")), [USER])
     assert reason is None, "nothing was left to strip"
 
 
 def test_an_empty_block_is_dropped_at_once_as_the_template_does() -> None:
     renderer = renderer_for(BYTES, "qwen3", thinking="strip", enable_thinking=False)
-    t, reason = observe(act(begin(renderer, [USER]), spelled("call")), [TOOL], closed=True)
+    t, reason = observe(act(begin(renderer, [USER]), spelled("call")), [TOOL])
     assert reason == "thinking_stripped"
     assert BYTES.decode(t.tokens).count("<think>") == 1, "only the one in the current generation prompt"
 
@@ -78,7 +78,7 @@ def test_an_empty_block_is_dropped_at_once_as_the_template_does() -> None:
 def test_thinking_off_and_kept_extends() -> None:
     renderer = renderer_for(BYTES, "qwen3", enable_thinking=False)
     before = act(begin(renderer, [USER]), spelled("call"))
-    after, reason = observe(before, [USER], closed=True)
+    after, reason = observe(before, [USER])
     assert reason is None
     assert after.tokens[: len(before.tokens)] == before.tokens
 
@@ -86,7 +86,7 @@ def test_thinking_off_and_kept_extends() -> None:
 def test_unfinished_thoughts_stay() -> None:
     renderer = renderer_for(BYTES, "qwen3", thinking="strip")
     action = spelled("<think>\nhm")[:-1]
-    t, reason = observe(act(begin(renderer, [USER]), action), [USER], closed=False)
+    t, reason = observe(act(begin(renderer, [USER]), action), [USER])
     assert reason is None
     assert t.segments[1].tokens == action
 
@@ -99,7 +99,7 @@ def test_T01_non_canonical_splits_are_kept_verbatim(tiny: HFTokenizer) -> None:
     action = (think, he, llo, done, *newlines, he, llo, end)
     for thinking, expected in (("keep", action), ("strip", (he, llo, end))):
         renderer = build(QWEN3, tiny, thinking=thinking)
-        t, _ = observe(act(begin(renderer, [USER]), action), [USER], closed=True)
+        t, _ = observe(act(begin(renderer, [USER]), action), [USER])
         assert t.segments[1].tokens == expected
 
 
@@ -107,13 +107,14 @@ def test_T01_non_canonical_splits_are_kept_verbatim(tiny: HFTokenizer) -> None:
 def test_a_padded_id_after_thoughts_is_not_taken_for_a_newline(qwen3: HFTokenizer) -> None:
     renderer = renderer_for(qwen3, thinking="strip")
     think, done, end = (qwen3.special(s) for s in ("<think>", "</think>", "<|im_end|>"))
-    assert renderer.without_thoughts((think, 1, done, *qwen3.encode("\n\n"), 151_800, end)) == (151_800, end)
+    tokens = (think, 1, done, *qwen3.encode("\n\n"), 151_800, end)
+    assert renderer.forget(tokens) == [(0, len(tokens) - 2)]
 
 
 def test_verbs_out_of_order_are_named() -> None:
     t = begin(renderer_for(BYTES), [USER])
     with pytest.raises(ValueError, match="observe\\(\\) was called without a sampled turn"):
-        observe(t, [USER], closed=True)
+        observe(t, [USER])
     with pytest.raises(ValueError, match="act\\(\\) was called twice"):
         act(act(t, (1,)), (2,))
 
@@ -131,5 +132,5 @@ def test_nothing_is_tokenized_twice() -> None:
     t = begin(renderer_for(Counting(), "qwen3", thinking="strip"), [Message("user", "x" * 1000)])
     opening = seen
     for _ in range(50):
-        t, _ = observe(act(t, spelled("<think>\na\n</think>\n\nb")), [USER], closed=True)
+        t, _ = observe(act(t, spelled("<think>\na\n</think>\n\nb")), [USER])
     assert seen - opening == 50 * len("\nuser\nnext\nassistant\n")

@@ -48,7 +48,7 @@ def test_I3_sampler_equals_trainer_on_smollm2(smollm2_gguf: str, temperature: fl
     adapter = _some_adapter(lora_specs(model, LORA))
     renderer = renderer_for(policy_tokenizer(smollm2_gguf))
     question = renderer.open([Message("user", "Name a river.")])
-    reply = renderer.extend([Message("user", "And one in Asia?")], closed=False)
+    reply = renderer.extend([Message("user", "And one in Asia?")], after=())
 
     async def two_turns() -> tuple[list[int], list[tuple[int, Sample]]]:
         weights = Weights(params, adapter)

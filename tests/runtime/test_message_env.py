@@ -57,7 +57,7 @@ async def test_I1_only_what_is_new_is_given_to_the_engine() -> None:
     (session,) = engine.sessions
     assert session.rewinds == []
     assert session.given[0] == episode.transitions[0].observation == RENDERER.open([Message("user", TASK.prompt)])
-    assert session.given[1:] == [RENDERER.extend([Message("user", "go on")], closed=True)] * 2
+    assert session.given[1:] == [RENDERER.extend([Message("user", "go on")], after=RENDERER.stop)] * 2
 
 
 async def test_I1_stripped_thoughts_are_a_rewrite_that_is_counted_and_rewound() -> None:
@@ -129,7 +129,7 @@ async def test_tools_are_in_the_opening() -> None:
     tokens, stop = await lifted(Echo(tools=(tool,))).initial_observation()
     assert tokens == RENDERER.open([Message("user", TASK.prompt)], (tool,))
     assert '"look"' in BYTES.decode(tokens)
-    assert stop == RENDERER.stop_tokens
+    assert stop == RENDERER.stop
 
 
 def make_echo(task: Task) -> Echo:

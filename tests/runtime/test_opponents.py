@@ -401,7 +401,7 @@ async def test_a_frozen_opponent_extends_one_session_turn_by_turn() -> None:
         second = await opponent.reply([*ASK, first, Message("user", "5 stones")])
     assert (first, second) == (Message("assistant", "I take 1"), Message("assistant", "I take 2"))
     (session,) = sampler.sessions
-    assert session.given == [RENDERER.open(ASK), RENDERER.extend([Message("user", "5 stones")], closed=True)]
+    assert session.given == [RENDERER.open(ASK), RENDERER.extend([Message("user", "5 stones")], after=RENDERER.stop)]
     assert session.rewinds == []
     assert sampler.live == 1
     await opponent.close()
@@ -434,7 +434,7 @@ async def test_thoughts_that_the_game_does_not_show_stay_in_the_context() -> Non
         first = await opponent.reply(ASK)
         assert first.thinking is not None
         await opponent.reply([*ASK, Message("assistant", first.content), Message("user", "on")])
-    assert sampler.sessions[0].given[1] == renderer.extend([Message("user", "on")], closed=True)
+    assert sampler.sessions[0].given[1] == renderer.extend([Message("user", "on")], after=renderer.stop)
     await opponent.close()
 
 
@@ -460,7 +460,7 @@ async def test_a_turn_cut_by_its_budget_is_a_move_and_is_closed_in_the_context()
         first = await opponent.reply(ASK)
         assert first == Message("assistant", "abc")
         await opponent.reply([*ASK, first, Message("user", "on")])
-    assert sampler.sessions[0].given[1] == RENDERER.extend([Message("user", "on")], closed=False)
+    assert sampler.sessions[0].given[1] == RENDERER.extend([Message("user", "on")], after=())
     await opponent.close()
 
 

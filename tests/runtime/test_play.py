@@ -111,7 +111,7 @@ def test_a_turn_ends_as_the_env_wants_it(said: str, stop: StopCondition, expecte
 
 def test_a_call_is_written_as_the_model_would_write_it() -> None:
     call = ToolCall("look", '{"key": "a"}')
-    tokens = turn_tokens(call, RENDERER, RENDERER.stop_tokens)
+    tokens = turn_tokens(call, RENDERER, RENDERER.stop)
     assert RENDERER.parse(tokens).message == Message("assistant", tool_calls=(call,))
     assert turn_tokens(call, RENDERER, ("\n",)) == (*tokens[:-1], 10)
 

@@ -53,7 +53,7 @@ def added(episode: Trajectory) -> list[tuple[int, ...]]:
 
 
 def shown(*messages: Message) -> tuple[int, ...]:
-    return tuple(RENDERER.extend(messages, closed=True))
+    return tuple(RENDERER.extend(messages, after=RENDERER.stop))
 
 
 # --- broken framing -------------------------------------------------------------------------------
