@@ -14,7 +14,7 @@ from jaxrl.types import Message, common_prefix
 BYTES = byte_tokenizer()
 USER, TOOL = Message("user", "next"), Message("tool", "42")
 ACTIONS = st.lists(st.sampled_from([*range(256, 265), 10, 60, 97, 98]), max_size=12).map(tuple)
-EPISODE = st.lists(st.tuples(ACTIONS, st.lists(st.sampled_from([USER, TOOL]), max_size=2), st.booleans()), max_size=5)
+EPISODE = st.lists(st.tuples(ACTIONS, st.lists(st.sampled_from([USER, TOOL]), max_size=2)), max_size=5)
 
 
 def spelled(text: str) -> tuple[int, ...]:
