@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxrl.algo.data import assemble_training_data, split_reasons, trajectory_to_data
-from jaxrl.types import Datum, Sample, StopReason, Trajectory, TrajectoryGroup, Transition
+from jaxrl.chat.families import renderer_for
+from jaxrl.chat.tokenizer import byte_tokenizer
+from jaxrl.types import Datum, Message, Sample, StopReason, Trajectory, TrajectoryGroup, Transition
 
 
 def sample(*tokens: int, version: int = 0) -> Sample:
@@ -81,6 +83,23 @@ def test_I13_untrained_endings_give_no_datum(stop: StopReason) -> None:
 def test_an_empty_observation_is_an_error() -> None:
     with pytest.raises(ValueError, match="empty observation"):
         one(episode(turn((), sample(2))))
+
+
+def test_M03_assistant_turns_of_the_prompt_are_context() -> None:
+    shown = [Message("user", "2+2?"), Message("assistant", "4"), Message("user", "3+3?")]
+    prompt = renderer_for(byte_tokenizer()).open(shown)
+    (d,) = one(episode(turn(prompt, sample(54, 258))))
+    assert np.flatnonzero(d.mask).tolist() == [len(prompt), len(prompt) + 1]
+
+
+def test_M11_a_cap_of_one_turn_is_no_cap_of_the_episode() -> None:
+    context: tuple[int, ...] = (1,)
+    turns = []
+    for _ in range(3):
+        turns.append(turn(context, sample(*range(40))))
+        context = (*context, *range(40), 2)
+    (d,) = one(episode(*turns))
+    assert d.mask.sum() == 120
 
 
 def test_assemble_numbers_groups_and_episodes_and_masks_overlong() -> None:

@@ -73,7 +73,11 @@ class Official:
 
     def render(self, source: str, conversation: str, special_tokens: Mapping[str, str]) -> str:
         """What the template writes. Raises what the template raises where it refuses the conversation."""
-        messages, tools = self.case(conversation)
+        return self.render_case(source, self.case(conversation), special_tokens)
+
+    def render_case(self, source: str, case: Case, special_tokens: Mapping[str, str]) -> str:
+        """What the template writes for any messages and tools."""
+        messages, tools = case
         shown = [self.shown(m) for m in messages]
         return render_template(source, shown, [tool_schema(t) for t in tools], **{**special_tokens, **self.variables})
 

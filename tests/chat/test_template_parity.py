@@ -5,6 +5,8 @@ from dataclasses import replace
 
 import pytest
 from chat_conversations import CONVERSATIONS, has_thoughts
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from official import OFFICIAL, Case, Official
 
 from jaxrl.chat.families import find_family, renderer_for, template_message
@@ -19,6 +21,7 @@ from jaxrl.chat.tokenizer import (
 )
 from jaxrl.chat.tool_calls import tool_schema
 from jaxrl.chat.transcript import act, begin, observe
+from jaxrl.types import Message
 
 REAL = tuple(row for row in OFFICIAL if row.tokenizer is not None)
 
@@ -115,6 +118,23 @@ def test_the_committed_texts_are_what_the_published_template_writes(row: Officia
     source = row.source(real_cache)
     for name, text in row.texts().items():
         assert row.render(source, name, special) == text, "the fixture is stale: run make_official.py"
+
+
+WHITE = st.text(st.sampled_from(" \n\t\r\u00a0\u3000ab.<"), max_size=8)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("row", OFFICIAL, ids=lambda row: row.name)
+@given(one=WHITE, two=WHITE, three=WHITE)
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_T09_white_space_is_written_as_the_published_template_does(
+    row: Official, one: str, two: str, three: str, real_cache, real_tokenizer
+) -> None:
+    special = real_tokenizer(row.tokenizer).template_variables if row.tokenizer else {}
+    messages = [Message("user", one), Message("assistant", "x" + two), Message("user", three)]
+    published = row.render_case(row.source(real_cache), (row.prepare(messages), ()), special)
+    r = row.build(bytes_for(row))
+    assert r.tokenizer.decode(r.open(row.prepare(messages))) == published
 
 
 @pytest.mark.full
