@@ -13,9 +13,10 @@ import math
 import re
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import AsyncExitStack, ExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -38,6 +39,7 @@ from jaxrl.models.sharding import make_mesh
 from jaxrl.models.spec import Params
 from jaxrl.runtime.asyncio_bridge import open_asyncio
 from jaxrl.runtime.checkpoint import Checkpointer
+from jaxrl.runtime.endpoint import check_listening
 from jaxrl.runtime.engine import EngineConfig, open_engine
 from jaxrl.runtime.episode import Limits
 from jaxrl.runtime.executor import open_executor, refuse_fork
@@ -49,7 +51,9 @@ from jaxrl.runtime.message_env import MessageEnvDataset, TurnRules
 from jaxrl.runtime.opponents import NoSampler
 from jaxrl.runtime.policy import check_policy, load_policy, policy_config, policy_tokenizer, save_policy
 from jaxrl.runtime.report import write_report
+from jaxrl.runtime.rollout import PlayGroup
 from jaxrl.runtime.run_dir import RunDir, open_run_dir
+from jaxrl.runtime.sampler import Sampler
 from jaxrl.runtime.strategy import FailFast, Strategy
 from jaxrl.runtime.warm_start import Demonstrator, WarmStart, run_warm_start
 from jaxrl.runtime.weights import snapshot
@@ -177,19 +181,28 @@ def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield from _flat(f"{name}.{f.name}", getattr(value, f.name))
 
 
-def main(config: Config, rollout_executor: Executor | None = None) -> Path:
+def main(
+    config: Config,
+    rollout_executor: Executor | None = None,
+    *,
+    rollout_host: str = "127.0.0.1",
+    rollout_advertised: str | None = None,
+) -> Path:
     """Train as `config` says; return the run directory. Resources: one run directory, the device, one thread.
 
     rollout_executor: environments run in its workers (processes, other machines), sampling stays here. None is here.
+    rollout_host, rollout_advertised: where its workers' sessions are listened for, and the name they reach this machine
+    by if that is another. The default serves this machine only; the traffic is not encrypted.
 
     Errors: ValueError (and FileNotFoundError for models) for what can be seen to be wrong before the model is
     loaded; an environment's own error, with its task, turn and env in its notes; KeyboardInterrupt after everything
     was closed.
     """
+    workers = _workers(rollout_executor, rollout_host, rollout_advertised)
     plan = _checked(config, rollout_executor)
     failure = None
     try:
-        trio.run(_run, config, plan, rollout_executor, restrict_keyboard_interrupt_to_checkpoints=True)
+        trio.run(_run, config, plan, workers, restrict_keyboard_interrupt_to_checkpoints=True)
     except BaseExceptionGroup as group:
         failure = the_one(group)
         if failure is None:
@@ -207,6 +220,8 @@ def train_multi_turn(
     val_tasks: Sequence[Task] = (),
     *,
     rollout_executor: Executor | None = None,
+    rollout_host: str = "127.0.0.1",
+    rollout_advertised: str | None = None,
     **dataset: Any,
 ) -> Path:
     """`main` for tasks and a factory of message-level envs, made anew for every episode.
@@ -214,7 +229,12 @@ def train_multi_turn(
     dataset: fields of `TaskDatasets`, such as batch_size and group_size; they replace `config.dataset_builder`.
     """
     builder = TaskDatasets(tuple(tasks), env_factory, tuple(val_tasks), **dataset)
-    return main(chz.replace(config, dataset_builder=builder), rollout_executor)
+    return main(
+        chz.replace(config, dataset_builder=builder),
+        rollout_executor,
+        rollout_host=rollout_host,
+        rollout_advertised=rollout_advertised,
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -317,6 +337,21 @@ def _checked(config: Config, executor: Executor | None) -> _Plan:
         steps=steps,
         run_dir=open_run_dir(config.log_path, config.behavior_if_log_dir_exists, config=_recorded(config, optimizer)),
     )
+
+
+_Workers = Callable[[Sampler], AbstractAsyncContextManager[PlayGroup]]
+
+
+def _workers(executor: Executor | None, host: str, advertised: str | None) -> _Workers | None:
+    """What lets groups run in `executor`; None where they run here."""
+    if executor is not None:
+        check_listening(host, advertised)
+        return partial(open_executor, executor, host=host, advertised=advertised)
+    if (host, advertised) != ("127.0.0.1", None):
+        raise ValueError(
+            f"rollout_host={host!r} with rollout_advertised={advertised!r} has no effect: there is no rollout_executor"
+        )
+    return None
 
 
 def _sampling(config: Config) -> Sampling:
@@ -492,7 +527,7 @@ async def _look_at(builder: EnvGroupBuilder) -> tuple[int, int]:
 # --- the run -------------------------------------------------------------------------------------
 
 
-async def _run(config: Config, plan: _Plan, executor: Executor | None) -> None:
+async def _run(config: Config, plan: _Plan, workers: _Workers | None) -> None:
     limiter = trio.CapacityLimiter(1)
     learner = await trio.to_thread.run_sync(_make_learner, config, plan, limiter=limiter)
     with ExitStack() as stack:
@@ -523,7 +558,7 @@ async def _run(config: Config, plan: _Plan, executor: Executor | None) -> None:
                 adapter = await trio.to_thread.run_sync(_last_adapter, past, learner, limiter=limiter)
                 engine.add_policy(name, adapter)
             await opened.enter_async_context(open_asyncio())
-            play = await opened.enter_async_context(open_executor(executor, engine)) if executor else None
+            play = await opened.enter_async_context(workers(engine)) if workers else None
             run = Run(
                 engine=engine,
                 learner=learner,

@@ -137,6 +137,12 @@ class Endpoint:
             tie.gone.set()
 
 
+def check_listening(host: str, advertised: str | None) -> None:
+    """Raise ValueError where clients could not be told how to reach `host`."""
+    if host in ("", "0.0.0.0", "::") and advertised is None:
+        raise ValueError(f"host={host!r} listens on every interface and names none: say how clients reach this machine")
+
+
 @asynccontextmanager
 async def open_endpoint(
     sampler: Sampler, *, host: str = "127.0.0.1", advertised: str | None = None
@@ -145,8 +151,7 @@ async def open_endpoint(
 
     advertised: the name under which clients reach this machine, where that is not `host`.
     """
-    if host in ("", "0.0.0.0", "::") and advertised is None:
-        raise ValueError(f"host={host!r} listens on every interface and names none: say how clients reach this machine")
+    check_listening(host, advertised)
     listener, *others = await trio.open_tcp_listeners(0, host=host)
     for other in others:  # a name may stand for several addresses; clients are told of one
         await other.aclose()
