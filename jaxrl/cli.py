@@ -1,30 +1,39 @@
 """The `jaxrl` command: look at runs, play environments. Knows argument names and which function serves them.
 
-Training is `python -m recipes.<name> key=value ...`.
+Nothing of jaxrl is imported before a command calls it (`_late`), so that help, and what is typed wrong, wait for no
+library. Training is `python -m recipes.<name> key=value ...`.
 """
 
 import argparse
 import importlib
 import pkgutil
-import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import trio
 from chz.blueprint._entrypoint import EntrypointException
-from rich.console import Console
 
-from jaxrl.chat.families import renderer_for
-from jaxrl.runtime.play import play_dataset
-from jaxrl.runtime.policy import TINY, policy_tokenizer
-from jaxrl.runtime.record import read_records, rollout_file
-from jaxrl.runtime.report import write_report
-from jaxrl.runtime.run_dir import RunDir
-from jaxrl.runtime.view import episode_text
-from jaxrl.train import parse
+
+def _late(where: str) -> Callable[..., Any]:
+    """The function `module:name`; its module is imported when it is called."""
+    module, _, name = where.partition(":")
+    return lambda *args, **options: getattr(importlib.import_module(module), name)(*args, **options)
+
+
+config_renderer = _late("jaxrl.train:config_renderer")
+console = _late("rich.console:Console")
+episode_text = _late("jaxrl.runtime.view:episode_text")
+exit_code = _late("jaxrl.runtime.failure:exit_code")
+parse = _late("jaxrl.train:parse")
+play_dataset = _late("jaxrl.runtime.play:play_dataset")
+policy_tokenizer = _late("jaxrl.runtime.policy:policy_tokenizer")
+read_records = _late("jaxrl.runtime.record:read_records")
+rollout_file = _late("jaxrl.runtime.record:rollout_file")
+run_dir_at = _late("jaxrl.runtime.run_dir:RunDir")
+run_interruptible = _late("jaxrl.runtime.signals:run_interruptible")
+write_report = _late("jaxrl.runtime.report:write_report")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -32,9 +41,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         return options.run(options)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
         print(f"\njaxrl {options.command}: interrupted", file=sys.stderr)
-        return 128 + signal.SIGINT
+        return exit_code(interrupt)
     except (FileNotFoundError, ValueError, EntrypointException) as error:
         if getattr(error, "__notes__", None):
             raise  # it comes from inside an episode: whoever wrote the env needs the traceback
@@ -44,21 +53,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def report(run_dir: Path) -> int:
     """Write report.html and curve.png of a run and say where they are."""
-    print(f"{write_report(run_dir)}\n{RunDir(run_dir).curve}")
+    print(f"{write_report(run_dir)}\n{run_dir_at(run_dir).curve}")
     return 0
 
 
 def show(run_dir: Path, *, step: int | None, episodes: int, kind: str) -> int:
     """Print recorded episodes, those of the highest reward first."""
-    console = Console(highlight=False, markup=False, emoji=False)
-    file = _rollouts(RunDir(run_dir), step, kind)
+    screen = console(highlight=False, markup=False, emoji=False)
+    file = _rollouts(run_dir_at(run_dir), step, kind)
     ranked = sorted(read_records(file), key=lambda r: -(r["reward"] or 0.0))
     for i, record in enumerate(ranked[:episodes]):
         if i:
-            console.rule(style="bright_black")
-        console.print(episode_text(record), soft_wrap=not console.is_terminal)
+            screen.rule(style="bright_black")
+        screen.print(episode_text(record), soft_wrap=not screen.is_terminal)
     if len(ranked) > episodes:
-        console.print(
+        screen.print(
             f"\n{len(ranked) - episodes} more episodes in {file} (--episodes N shows more)", style="bright_black"
         )
     return 0
@@ -75,16 +84,15 @@ def play(recipe: str, arguments: Sequence[str]) -> int:
     split, index = (place | mine).values()
     if not index.isdecimal():
         raise ValueError(f"index={index}: expected 0 or more")
-    config = parse(rest, **{"model_name": TINY, **_recipe_defaults(recipe)})
+    config = parse(rest, **{"model_name": "tiny", **_recipe_defaults(recipe)})
     if config.dataset_builder is None:
         raise ValueError(f"{recipe} has no dataset_builder, so there is nothing to play")
-    tokenizer = policy_tokenizer(config.model_name)
-    renderer = renderer_for(tokenizer, config.renderer_name, thinking=config.thinking)
+    renderer = config_renderer(config, policy_tokenizer(config.model_name))
 
     async def episode(builder: Any = config.dataset_builder) -> None:
         await play_dataset(builder, renderer, split=split, index=int(index))
 
-    trio.run(episode, restrict_keyboard_interrupt_to_checkpoints=True)
+    run_interruptible(episode)
     return 0
 
 
@@ -112,7 +120,7 @@ def _recipes(asked: str) -> list[str]:
     return []
 
 
-def _rollouts(run: RunDir, step: int | None, kind: str) -> Path:
+def _rollouts(run: Any, step: int | None, kind: str) -> Path:
     """The file of a step, or the latest."""
     files = sorted(run.rollouts.glob(f"{kind}_*.jsonl"))
     if not files:

@@ -1,12 +1,17 @@
 """Tools a model may call: the protocol, `@tool`, and the running of one message's calls.
 
 Knows messages and tool specs (types.py) and the fault type (env.py). It must not know renderers, engines, trio or
-any environment: whatever runs here is plain `async` code that the caller's scheduler drives.
+any environment: whatever runs here is `async` code that the caller's scheduler drives, trio or the asyncio loop of an
+`asyncio_envs` environment. anyio is the name that both have for deadlines and for tasks side by side.
 
 Who is to blame decides what happens:
 
     the model's arguments are wrong, or the tool author raised `ToolError`  -> content the model reads
+    the call gave no answer in time                                         -> content the model reads, and counted
     the tool's own code raised anything else                                -> `ToolFault`, never a reward
+
+How long a call takes is mostly what the model asked for, such as a program that never ends, and so it must be able to
+learn from it; where the tool itself hangs, `tool/<name>/timeouts` says so.
 """
 
 import inspect
@@ -16,12 +21,17 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, runtime_checkable
+from functools import partial
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
+
+import anyio
 
 from jaxrl.env import EnvironmentFault
 from jaxrl.types import Message, Metrics, ToolCall, ToolSpec
+
+_Result = TypeVar("_Result")
 
 # --- nouns ---------------------------------------------------------------------------------------
 
@@ -58,7 +68,11 @@ class Tool(Protocol):
     def parameters_schema(self) -> Mapping[str, Any]: ...
 
     async def execute(self, arguments: str) -> ToolResult:
-        """Run on the JSON text of an object. Wrong arguments are content; a raised exception is a fault."""
+        """Run on the JSON text of an object (`read_arguments`).
+
+        Wrong arguments and a raised ToolError are content; any other exception is a fault. May be cancelled, when it
+        takes too long: what must be cleaned up belongs into a `finally`.
+        """
         ...
 
 
@@ -135,6 +149,8 @@ def _convert_plain(value: Any, annotation: type, where: str) -> Any:
         return int(value)
     if annotation in (str, bool) and isinstance(value, annotation):
         return value
+    if annotation is str and isinstance(value, int | float):
+        return json.dumps(value)  # families whose calls are not JSON cannot write the text 3: it reads as a number
     raise _wrong_type(value, f"of type {_PLAIN[annotation]}", where)
 
 
@@ -196,21 +212,11 @@ class FunctionTool:
         return tool, (self.function,)
 
     async def execute(self, arguments: str) -> ToolResult:
-        try:
-            given = _bind(self, arguments)
-        except ToolError as error:
-            return ToolResult(f"Error: {error}", is_error=True)
-        try:
-            value = self.function(**given)
-            if inspect.isawaitable(value):
-                value = await value
-            return _as_result(value)
-        except ToolError as error:
-            return ToolResult(f"Error: {error}", is_error=True)
-        except ToolFault:
-            raise
-        except Exception as error:
-            raise ToolFault(f"tool {self.name!r} failed: {type(error).__name__}: {error}") from error
+        return await _blamed(self.name, partial(self._call, arguments))
+
+    async def _call(self, arguments: str) -> ToolResult:
+        value = self.function(**_bind(self, arguments))
+        return _as_result(await value if inspect.isawaitable(value) else value)
 
 
 def _named_tool(module: str, name: str) -> FunctionTool:
@@ -226,7 +232,7 @@ def _as_result(value: Any) -> ToolResult:
 
 def _bind(tool: FunctionTool, arguments: str) -> dict[str, Any]:
     """Checked keyword arguments of the function, or a ToolError for the model."""
-    given = _read_object(arguments)
+    given = read_arguments(arguments)
     known = {parameter.name: parameter for parameter in tool.parameters}
     listing = ", ".join(known) or "none"
     unknown = [key for key in given if key not in known]
@@ -238,8 +244,8 @@ def _bind(tool: FunctionTool, arguments: str) -> dict[str, Any]:
     return {key: _convert(value, known[key].annotation, repr(key)) for key, value in given.items()}
 
 
-def _read_object(arguments: str) -> dict[str, Any]:
-    """The JSON object in `arguments`; blank text counts as {} (a call without arguments)."""
+def read_arguments(arguments: str) -> dict[str, Any]:
+    """The JSON object in a call's `arguments`; blank text counts as {}. Raises ToolError for anything else."""
     try:
         value = json.loads(arguments if arguments.strip() else "{}", parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
@@ -325,13 +331,18 @@ def _read_docstring(doc: str) -> tuple[str, dict[str, str]]:
 
 # --- running the calls of one message -------------------------------------------------------------
 
+CALL_SECONDS = 60.0
+"""How long a call may take unless its environment says otherwise."""
+
 
 @dataclass(frozen=True)
 class CallReport:
     """The calls of one message that ran (`calls[i]` gave `results[i]`) and the replies for the model.
 
-    messages: results in call order, then one reply per malformed call.
-    metrics: `tool_calls`, `tool_errors`, `malformed_calls`, and the sum of the tools' own metrics.
+    messages: results in call order, each with the id of its call, then one reply per malformed call.
+    metrics: `tool_calls`, `tool_errors`, `malformed_calls`; of every tool that was called `tool/<name>/calls`,
+    `/errors`, `/timeouts` (errors too) and `/seconds`; the tools' own metrics. All are sums, which stay true when they
+    are added up over turns and episodes; a rate is a quotient of two of them.
     """
 
     messages: tuple[Message, ...]
@@ -341,50 +352,156 @@ class CallReport:
     metrics: Metrics
 
 
-async def report_calls(tools: Mapping[str, Tool] | Sequence[Tool], message: Message) -> CallReport:
-    """Run the message's calls one after another. A result with `should_stop` leaves later calls unrun."""
+async def report_calls(
+    tools: Mapping[str, Tool] | Sequence[Tool],
+    message: Message,
+    *,
+    parallel: bool = False,
+    call_seconds: float | None = CALL_SECONDS,
+) -> CallReport:
+    """Run a message's calls and report on them in call order.
+
+    parallel: False runs one call after another, and a result with `should_stop` leaves those after it unrun. True
+    starts all of them at once, in no order, and waits for all: `should_stop` then stops nothing that runs, so that
+    what a turn does depends on no race. Only for tools that do not mind each other's effects.
+    call_seconds: a call that takes longer is cancelled, which runs its cleanup, and the model is told; None lets it
+    take for ever. What cannot be cancelled (a sync function, a thread that is waited for) is waited for, and its late
+    result counts; so a tool that waits in a thread should let go of it (`trio.to_thread.run_sync(...,
+    abandon_on_cancel=True)`).
+
+    Errors: ToolFault, naming the tool, when a tool's own code fails; its siblings are cancelled first. An exception
+    group where several fail together.
+    """
+    if call_seconds is not None and not call_seconds > 0:
+        raise ValueError(f"call_seconds={call_seconds}: expected a positive number of seconds, or None for no limit")
     table = tools if isinstance(tools, Mapping) else tool_table(tools)
-    results: list[ToolResult] = []
-    for call in message.tool_calls:
-        results.append(await _run_call(table, call))
-        if results[-1].should_stop:
-            break
-    calls = message.tool_calls[: len(results)]
-    replies = [_reply(call.name, result.content) for call, result in zip(calls, results, strict=True)]
-    replies += [_reply(None, f"Error: {malformed.error}") for malformed in message.malformed_calls]
+    run = _side_by_side if parallel and len(message.tool_calls) > 1 else _one_by_one
+    ran = await run([partial(_run_call, table, call, call_seconds) for call in message.tool_calls])
+    replies = [_reply(each.result.content, each.call) for each in ran]
+    replies += [_reply(f"Error: {malformed.error}") for malformed in message.malformed_calls]
     return CallReport(
         messages=tuple(replies),
-        calls=calls,
-        results=tuple(results),
-        should_stop=any(result.should_stop for result in results),
-        metrics=_call_metrics(results, len(message.malformed_calls)),
+        calls=tuple(each.call for each in ran),
+        results=tuple(each.result for each in ran),
+        should_stop=any(each.result.should_stop for each in ran),
+        metrics=_call_metrics(ran, len(message.malformed_calls)),
     )
 
 
-async def run_calls(tools: Mapping[str, Tool] | Sequence[Tool], message: Message) -> list[Message]:
-    """The replies to a message's calls. An env that needs `should_stop` or metrics uses `report_calls`."""
-    return list((await report_calls(tools, message)).messages)
+@dataclass(frozen=True)
+class _Ran:
+    """A call and what became of it. `seconds` is None for a call of no tool, which took none."""
+
+    call: ToolCall
+    result: ToolResult
+    seconds: float | None = None
+    timed_out: bool = False
 
 
-async def _run_call(table: Mapping[str, Tool], call: ToolCall) -> ToolResult:
+_Job = Callable[[], Awaitable[_Ran]]
+
+
+async def _one_by_one(jobs: Sequence[_Job]) -> list[_Ran]:
+    """What the jobs up to the first that asks to stop came to."""
+    ran: list[_Ran] = []
+    for job in jobs:
+        ran.append(await job())
+        if ran[-1].result.should_stop:
+            break
+    return ran
+
+
+async def _side_by_side(jobs: Sequence[_Job]) -> list[_Ran]:
+    """What the jobs came to, in their order, whatever order they end in."""
+    ran: dict[int, _Ran] = {}
+
+    async def one(index: int) -> None:
+        ran[index] = await jobs[index]()
+
+    try:
+        async with anyio.create_task_group() as group:
+            for index in range(len(jobs)):
+                group.start_soon(one, index)
+    except BaseExceptionGroup as failed:
+        fault, *others = failed.exceptions
+        if others:
+            raise
+        raise fault from fault.__cause__  # alone it is what it would have been without the others
+    return [ran[index] for index in range(len(jobs))]
+
+
+async def _run_call(table: Mapping[str, Tool], call: ToolCall, seconds: float | None) -> _Ran:
     if call.name not in table:
         known = ", ".join(table) or "none"
-        return ToolResult(f"Error: unknown tool {_clip(json.dumps(call.name))}; known tools: {known}", is_error=True)
-    return await table[call.name].execute(call.arguments)
+        return _Ran(call, _refusal(f"unknown tool {_clip(json.dumps(call.name))}; known tools: {known}"))
+    began = anyio.current_time()
+    result = await _blamed(call.name, partial(_in_time, table[call.name], call.arguments, seconds))
+    took = anyio.current_time() - began
+    if result is None:
+        late = _refusal(f"{call.name} gave no answer within {seconds:g} s and was stopped")
+        return _Ran(call, late, took, timed_out=True)
+    return _Ran(call, result, took)
 
 
-def _reply(name: str | None, content: str) -> Message:
-    # JSON escapes can smuggle lone surrogates in, which no tokenizer can encode.
-    return Message(role="tool", content=content.encode("utf-8", "replace").decode("utf-8"), name=name)
+async def _in_time(tool: Tool, arguments: str, seconds: float | None) -> ToolResult | None:
+    """The tool's result, or None when it took longer."""
+    with anyio.move_on_after(seconds):
+        result = await tool.execute(arguments)
+        if not isinstance(result, ToolResult):
+            raise TypeError(f"execute returned {type(result).__name__}; expected a ToolResult")
+        return result
+    return None
 
 
-def _call_metrics(results: Sequence[ToolResult], malformed: int) -> dict[str, float]:
+async def _blamed(name: str, run: Callable[[], Awaitable[_Result]]) -> _Result | ToolResult:
+    """What `run` gives: the author's ToolError as content, any other exception as a ToolFault of this tool."""
+    try:
+        return await run()
+    except ToolError as error:
+        return _refusal(str(error))
+    except ToolFault:
+        raise
+    except Exception as error:
+        cause: BaseException = error
+        while isinstance(cause, BaseExceptionGroup):  # the tool's own tasks wrap what failed in them
+            cause = cause.exceptions[0]
+        raise ToolFault(f"tool {name!r} failed: {type(cause).__name__}: {cause}") from error
+
+
+def _refusal(why: str) -> ToolResult:
+    return ToolResult(f"Error: {why}", is_error=True)
+
+
+def _reply(content: str, call: ToolCall | None = None) -> Message:
+    name, call_id = (call.name, call.id) if call else (None, None)
+    return Message("tool", _encodable(content), name=name and _encodable(name), call_id=call_id and _encodable(call_id))
+
+
+def _encodable(text: str) -> str:
+    """JSON escapes can smuggle lone surrogates in, which no tokenizer can encode."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _call_metrics(ran: Sequence[_Ran], malformed: int) -> dict[str, float]:
     metrics = {
-        "tool_calls": float(len(results)),
-        "tool_errors": float(sum(result.is_error for result in results)),
+        "tool_calls": float(len(ran)),
+        "tool_errors": float(sum(each.result.is_error for each in ran)),
         "malformed_calls": float(malformed),
     }
-    for result in results:
-        for key, value in result.metrics.items():
+    for each in ran:
+        for key, value in [*_measured(each), *each.result.metrics.items()]:
             metrics[key] = metrics.get(key, 0.0) + value
     return metrics
+
+
+def _measured(ran: _Ran) -> list[tuple[str, float]]:
+    """A call's own numbers. A name the model made up has none: there would be no end of such metrics."""
+    if ran.seconds is None:
+        return []
+    tool = f"tool/{ran.call.name}"
+    return [
+        (f"{tool}/calls", 1.0),
+        (f"{tool}/errors", float(ran.result.is_error)),
+        (f"{tool}/timeouts", float(ran.timed_out)),
+        (f"{tool}/seconds", ran.seconds),
+    ]

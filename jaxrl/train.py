@@ -32,6 +32,7 @@ from jaxrl.algo.shaping import Shaping
 from jaxrl.algo.variants import VARIANTS
 from jaxrl.chat.families import renderer_for
 from jaxrl.chat.renderer import Renderer
+from jaxrl.chat.tokenizer import Tokenizer
 from jaxrl.env import EnvFactory, EnvGroupBuilder, RLDataset, RLDatasetBuilder
 from jaxrl.models.config import ModelConfig
 from jaxrl.models.lora import LoraConfig
@@ -43,7 +44,7 @@ from jaxrl.runtime.endpoint import check_listening
 from jaxrl.runtime.engine import EngineConfig, open_engine
 from jaxrl.runtime.episode import Limits
 from jaxrl.runtime.executor import open_executor, refuse_fork
-from jaxrl.runtime.failure import one_line_errors, the_one
+from jaxrl.runtime.failure import one_line_errors
 from jaxrl.runtime.learner import Learner, MeshShape, Objective, Packing
 from jaxrl.runtime.log import MetricsLog, Progress, held_out, read_metrics
 from jaxrl.runtime.loop import Mode, Run, Sampling, Schedule, Teaching, train_loop
@@ -54,6 +55,7 @@ from jaxrl.runtime.report import write_report
 from jaxrl.runtime.rollout import PlayGroup
 from jaxrl.runtime.run_dir import RunDir, open_run_dir
 from jaxrl.runtime.sampler import Sampler
+from jaxrl.runtime.signals import run_interruptible
 from jaxrl.runtime.strategy import FailFast, Strategy
 from jaxrl.runtime.warm_start import Demonstrator, WarmStart, run_warm_start
 from jaxrl.runtime.weights import snapshot
@@ -138,8 +140,18 @@ class Config:
     max_sampling_attempts: int = chz.field(
         default=1, doc="replace groups of equal rewards, starting at most this many times a step's groups"
     )
-    renderer_name: str | None = chz.field(default=None, doc="None recognises the tokenizer's own template")
-    thinking: Literal["keep", "strip"] | None = chz.field(default=None, doc="thoughts of earlier turns")
+    renderer_name: str | None = chz.field(
+        default=None, doc="None recognises the tokenizer's own template; 'template' asks it"
+    )
+    thinking: Literal["keep", "strip", "compact"] | None = chz.field(
+        default=None, doc="thoughts of earlier turns: kept, dropped as the template does, or all dropped now and then"
+    )
+    compact_turns: int | None = chz.field(
+        default=None, doc="with thinking=compact: all thoughts are dropped after every so many turns"
+    )
+    enable_thinking: bool | None = chz.field(
+        default=None, doc="False asks for turns without thoughts, in families that can be asked; None is on"
+    )
     engine: EngineConfig = chz.field(default_factory=EngineConfig, doc="capacity and shapes of the sampler")
     packing: Packing | None = chz.field(default=None, doc="shapes of a training batch; None fits engine.context")
     mesh: MeshShape = chz.field(default_factory=MeshShape, doc="devices along each axis")
@@ -195,20 +207,12 @@ def main(
     by if that is another. The default serves this machine only; the traffic is not encrypted.
 
     Errors: ValueError (and FileNotFoundError for models) for what can be seen to be wrong before the model is
-    loaded; an environment's own error, with its task, turn and env in its notes; KeyboardInterrupt after everything
-    was closed.
+    loaded; an environment's own error, with its task, turn and env in its notes; KeyboardInterrupt, for Ctrl-C and
+    SIGTERM, after everything was closed.
     """
     workers = _workers(rollout_executor, rollout_host, rollout_advertised)
     plan = _checked(config, rollout_executor)
-    failure = None
-    try:
-        trio.run(_run, config, plan, workers, restrict_keyboard_interrupt_to_checkpoints=True)
-    except BaseExceptionGroup as group:
-        failure = the_one(group)
-        if failure is None:
-            raise
-    if failure is not None:
-        raise failure  # here and not above, where the group would become its context
+    run_interruptible(_run, config, plan, workers)
     _say_how_it_went(plan.run_dir, Console(stderr=True))
     return plan.run_dir.path
 
@@ -315,7 +319,7 @@ def _checked(config: Config, executor: Executor | None) -> _Plan:
             f"the tokenizer of {config.model_name} has {tokenizer.vocab_size} ids, its model only {model.vocab_size}; "
             "they do not belong together"
         )
-    renderer = renderer_for(tokenizer, config.renderer_name, thinking=config.thinking)
+    renderer = config_renderer(config, tokenizer)
     train, test = trio.run(_datasets, config, renderer)
     steps = _steps(config, train)
     _check_used(config, train, test)
@@ -414,6 +418,17 @@ def _check_used(config: Config, train: RLDataset, test: RLDataset | None) -> Non
                 f"stream_minibatch.groups_per_minibatch={part} is more than the {most} groups of a step, so it would "
                 "never be reached; lower it, or leave stream_minibatch out"
             )
+
+
+def config_renderer(config: Config, tokenizer: Tokenizer) -> Renderer:
+    """The renderer of a run."""
+    return renderer_for(
+        tokenizer,
+        config.renderer_name,
+        thinking=config.thinking,
+        enable_thinking=config.enable_thinking,
+        compact_turns=config.compact_turns,
+    )
 
 
 def _steps(config: Config, train: RLDataset) -> int:

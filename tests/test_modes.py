@@ -459,6 +459,23 @@ def test_I10_asynchronous_resume_loses_nothing_finished_and_trains_nothing_twice
             assert turn["logprobs"] == pytest.approx(transition["action"]["logprobs"], rel=1e-8)
 
 
+def test_asynchronous_dynamic_sampling_trains_full_batches_within_the_bound(model: str, tmp_path: Path) -> None:
+    data = {"env_factory": make_flat, "rules": FLAT["rules"], "val_tasks": ()}
+    run = asynchronous(model, tmp_path / "run", make_flat, max_sampling_attempts=3, data=data, eval_every=0)
+    metrics = read_metrics(run / "metrics.jsonl")
+    assert [m["step"] for m in metrics] == list(range(STEPS))
+    assert [m["data/groups_trained"] for m in metrics] == [GROUPS] * STEPS
+    replaced = sum(m["data/groups_replaced"] for m in metrics)
+    assert replaced >= 2, "one task in four teaches nothing"
+    assert max(m["async/staleness_max"] for m in metrics) == 1.0, "the bound is used, and kept"
+    played = [r["task"] for step in range(STEPS) for r in records(run, step) if r["member"] == 0]
+    assert len(played) == GROUPS * STEPS + replaced
+    assert len(set(played)) == len(played), "each once"
+    furthest = max(int(task[4:-1]) for task in played)
+    ahead = 2 * GROUPS  # started for the next step, and not needed any more
+    assert furthest < len(played) + ahead, "the data in its order"
+
+
 # --- executors ------------------------------------------------------------------------------------
 
 EXECUTORS: dict[str, Callable[[], Executor]] = {
@@ -507,16 +524,7 @@ def flaky(fails: Callable[[str], bool]) -> tuple[Callable[[Task], Flaky], list[F
 
 
 def test_I9_a_fault_ends_an_asynchronous_run_with_that_error_and_nothing_left(model: str, tmp_path: Path) -> None:
-    failed: list[str] = []
-
-    def first(prompt: str) -> bool:
-        """Two members that fail in the same instant would be two errors."""
-        if prompt != "Say 6." or failed:
-            return False
-        failed.append(prompt)
-        return True
-
-    factory, opened, closed = flaky(first)
+    factory, opened, closed = flaky(lambda prompt: prompt == "Say 6.")
     before = set(threading.enumerate())
     with pytest.raises(ConnectionError, match=r"no answer to Say 6\.") as caught:
         asynchronous(model, tmp_path / "run", factory, ahead=1, data={"env_factory": factory, "val_tasks": ()})
@@ -543,6 +551,38 @@ def test_with_retries_a_flaky_environment_is_counted_and_the_run_goes_on(model: 
     tasks = [r["task"] for step in range(STEPS) for r in records(run, step) if r["trained"]]
     assert Counter(tasks) == {t.prompt: 3 for t in TASKS[: GROUPS * STEPS]}
     assert len(opened) == 3 + 3 * GROUPS * STEPS + 5, "the look before training, every member, every retry"
+    assert sorted(map(id, opened)) == sorted(map(id, closed))
+
+
+GOING_ON: dict[str, Callable[..., Path]] = {
+    "streaming": partial(in_turn, max_steps=STEPS, stream_minibatch=StreamMinibatchConfig(1)),
+    "asynchronous": lambda model, path, data, **options: asynchronous(
+        model, path, data["env_factory"], data=data, **options
+    ),
+    "streaming ahead": lambda model, path, data, **options: asynchronous(
+        model, path, data["env_factory"], data=data, stream_minibatch=StreamMinibatchConfig(1), **options
+    ),
+}
+
+
+@pytest.mark.parametrize("how", GOING_ON)
+def test_with_members_that_fail_every_mode_goes_on_and_trains_the_others(how: str, model: str, tmp_path: Path) -> None:
+    failed: list[str] = []
+
+    def once(prompt: str) -> bool:
+        failed.append(prompt)
+        return failed.count(prompt) == 1 and int(prompt[4:-1]) % 2 == 1
+
+    factory, opened, closed = flaky(once)
+    data = {"env_factory": factory, "val_tasks": (), "batch_size": GROUPS}
+    run = GOING_ON[how](model, tmp_path / "run", data=data, rollout_strategy=MinViableGroup(2, max_retries=0))
+    metrics = read_metrics(run / "metrics.jsonl")
+    assert [m["step"] for m in metrics] == list(range(STEPS))
+    assert sum(m.get("rollout_errors/ConnectionError", 0.0) for m in metrics) == 5
+    assert sum(m.get("rollout_errors/groups_skipped", 0.0) for m in metrics) == 0
+    assert max(m.get("async/staleness_max", 0.0) for m in metrics) <= (how != "streaming")
+    tasks = Counter(r["task"] for step in range(STEPS) for r in records(run, step) if r["trained"])
+    assert tasks == {t.prompt: 3 - i % 2 for i, t in enumerate(TASKS[: GROUPS * STEPS])}
     assert sorted(map(id, opened)) == sorted(map(id, closed))
 
 

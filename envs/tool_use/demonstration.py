@@ -5,10 +5,9 @@ Numbers come from the tools' replies in the real env, not from the target: a wro
 
 import dataclasses
 import json
-from collections.abc import Coroutine
-from typing import Any
 
 import numpy as np
+import trio
 
 from envs.tool_use.facts import facts
 from envs.tool_use.game import ToolUseEnv
@@ -16,8 +15,8 @@ from jaxrl.types import Message, Task, ToolCall
 
 
 def demonstrate(task: Task) -> list[Message]:
-    """Play one whole episode and return its conversation (which ends with the answer)."""
-    return _drive(_play(task, ToolUseEnv()))
+    """Play one whole episode and return its conversation (which ends with the answer). Not inside a trio task."""
+    return trio.run(_play, task, ToolUseEnv())
 
 
 def misread(task: Task, rng: np.random.Generator) -> Task:
@@ -45,13 +44,3 @@ async def _call(env: ToolUseEnv, name: str, **arguments: str) -> str:
     call = ToolCall(name, json.dumps(arguments))
     result = await env.step(Message("assistant", tool_calls=(call,)))
     return result.messages[0].content
-
-
-def _drive(coroutine: Coroutine[Any, Any, list[Message]]) -> list[Message]:
-    """Run a coroutine that never waits, without an event loop: this env's tools all answer at once."""
-    try:
-        coroutine.send(None)
-    except StopIteration as finished:
-        return finished.value
-    coroutine.close()
-    raise RuntimeError("the env waited for something; play it inside an event loop instead")

@@ -116,9 +116,9 @@ class ToolUseEnv(MessageEnv):
         reward = self._shaped_reward(task)
         if self._counts["malformed_calls"] > self._max_malformed:
             self._done = True
-            metrics = self._metrics(task, answered=False, correct=False)
+            metrics = {**report.metrics, **self._metrics(task, answered=False, correct=False)}
             return MessageStepResult(terminated=True, messages=report.messages, reward=reward, metrics=metrics)
-        return MessageStepResult(messages=report.messages, reward=reward)
+        return MessageStepResult(messages=report.messages, reward=reward, metrics=report.metrics)
 
     def _finish(self, task: Task, message: Message) -> MessageStepResult:
         self._done = True
@@ -141,7 +141,6 @@ class ToolUseEnv(MessageEnv):
 
     def _metrics(self, task: Task, *, answered: bool, correct: bool) -> dict[str, float]:
         return {
-            **self._counts,
             "answered": float(answered),
             "correct": float(correct),
             "lookups": self._lookups(task),

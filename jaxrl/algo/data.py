@@ -5,13 +5,13 @@ comes from what was sampled. The work is linear in the size of the trajectories.
 """
 
 import itertools
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from jaxrl.algo.advantage import counted, informative
-from jaxrl.types import Datum, Trajectory, TrajectoryGroup, Transition
+from jaxrl.types import Datum, Trajectory, TrajectoryGroup, Transition, common_prefix
 
 PREFIX_CHANGED = "prefix_changed"
 """The reason counted when an observation does not extend the turn before it and nobody said why."""
@@ -90,6 +90,16 @@ def _trained(run: list[Transition], length: int) -> np.ndarray:
         start = len(turn.observation)
         mask_T[start : start + len(turn.action.tokens)] = not turn.masked
     return mask_T
+
+
+def duplicated_tokens(data_D: Sequence[Datum]) -> int:
+    """Tokens that are processed again because episodes were split: what a datum begins with, id for id, as another of
+    its episode does. They are all the tokens of the data less those of every episode's distinct beginnings."""
+    episodes: defaultdict[tuple[int, int], list[tuple[int, ...]]] = defaultdict(list)
+    for datum in data_D:
+        episodes[datum.group, datum.episode].append(tuple(datum.tokens.tolist()))
+    # Sorted sequences share their longest beginnings with a neighbour.
+    return sum(common_prefix(a, b) for parts in episodes.values() for a, b in itertools.pairwise(sorted(parts)))
 
 
 def trainable(groups_P: Sequence[TrajectoryGroup]) -> list[bool]:

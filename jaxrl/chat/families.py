@@ -3,15 +3,22 @@
 Knows the registry and how to compare a published template with a family. Must not know how a family writes its turns.
 """
 
-import json
 from collections.abc import Sequence
 from difflib import get_close_matches
-from typing import Any
 
-from jinja2 import TemplateError
-
-from jaxrl.chat.chatml import CHATML, QWEN2_5, QWEN3, SMOLLM2
+from jaxrl.chat.chatml import CHATML, QWEN2_5, QWEN3, QWEN3_INSTRUCT, QWEN3_THINKING, QWQ, SMOLLM2
+from jaxrl.chat.deepseek import DEEPSEEK_R1, DEEPSEEK_V3, DEEPSEEK_V3_1
+from jaxrl.chat.gemma import GEMMA3
+from jaxrl.chat.glm import GLM4_5, GLM4_7
+from jaxrl.chat.harmony import GPT_OSS, GPT_OSS_HIGH, GPT_OSS_LOW
+from jaxrl.chat.kimi import KIMI_K2, KIMI_K2_THINKING
+from jaxrl.chat.llama3 import LLAMA3, LLAMA3_1, LLAMA3_2
+from jaxrl.chat.mistral import DEVSTRAL, MINISTRAL_3_THINKING, MISTRAL_V3, MISTRAL_V11
+from jaxrl.chat.model_info import BASE_MODEL, known_renderer
+from jaxrl.chat.qwen_xml import QWEN3_5, QWEN3_CODER
 from jaxrl.chat.renderer import Family, Renderer, Style, Thinking, build, spell
+from jaxrl.chat.role_colon import ROLE_COLON
+from jaxrl.chat.template import TEMPLATE, TEMPLATE_ERRORS, template_message, template_renderer
 from jaxrl.chat.tokenizer import Tokenizer, render_template
 from jaxrl.chat.tool_calls import tool_schema
 from jaxrl.types import Message, ToolCall, ToolSpec
@@ -20,13 +27,37 @@ RENDERERS: dict[str, Family] = {
     "smollm2": SMOLLM2,
     "qwen2.5": QWEN2_5,
     "qwen3": QWEN3,
+    "qwen3_instruct": QWEN3_INSTRUCT,
+    "qwen3_thinking": QWEN3_THINKING,
+    "qwen3_coder": QWEN3_CODER,
+    "qwen3.5": QWEN3_5,
+    "qwq": QWQ,
     "chatml": CHATML,
+    "llama3": LLAMA3,
+    "llama3.1": LLAMA3_1,
+    "llama3.2": LLAMA3_2,
+    "gemma3": GEMMA3,
+    "deepseek_v3": DEEPSEEK_V3,
+    "deepseek_r1": DEEPSEEK_R1,
+    "deepseek_v3.1": DEEPSEEK_V3_1,
+    "kimi_k2": KIMI_K2,
+    "kimi_k2_thinking": KIMI_K2_THINKING,
+    "gpt_oss": GPT_OSS,
+    "gpt_oss_low": GPT_OSS_LOW,
+    "gpt_oss_high": GPT_OSS_HIGH,
+    "glm4.5": GLM4_5,
+    "glm4.7": GLM4_7,
+    "mistral_v3": MISTRAL_V3,
+    "mistral_v11": MISTRAL_V11,
+    "devstral": DEVSTRAL,
+    "ministral3_reasoning": MINISTRAL_3_THINKING,
+    "role_colon": ROLE_COLON,
 }
 
 
 def register_renderer(family: Family) -> None:
     """Add a family of your own. Raises ValueError when the name is taken."""
-    if family.name in RENDERERS:
+    if family.name in (*RENDERERS, TEMPLATE):
         raise ValueError(f"a renderer named {family.name!r} exists already: choose another name for yours.")
     RENDERERS[family.name] = family
 
@@ -39,13 +70,18 @@ def renderer_for(
     enable_thinking: bool | None = None,
     compact_turns: int | None = None,
 ) -> Renderer:
-    """The renderer `name`, or the one whose text equals what the tokenizer's own chat template writes.
+    """The renderer `name`, or the one whose text equals what the tokenizer's own chat template writes, or the one that
+    the tokenizer's name recommends (`recognise`). "template" asks that template itself, whatever it is (template.py).
 
     thinking: "keep" (default: every turn extends the last), "strip" (as the published template; history is
     rewritten) or "compact" (all thoughts are dropped every `compact_turns` turns). enable_thinking: only for families
-    with that switch, default True. Raises ValueError for an unknown name, a tokenizer without a template, a template
-    no family matches, and choices without effect.
+    with that switch, default True. Raises ValueError for an unknown name, a tokenizer of which neither template nor
+    name says anything, and choices without effect.
     """
+    if name == TEMPLATE:
+        return template_renderer(
+            tokenizer, thinking=thinking, enable_thinking=enable_thinking, compact_turns=compact_turns
+        )
     family = find_family(name) if name is not None else recognise(tokenizer)
     return build(family, tokenizer, thinking=thinking, enable_thinking=enable_thinking, compact_turns=compact_turns)
 
@@ -54,46 +90,51 @@ def find_family(name: str) -> Family:
     """The family registered as `name`."""
     if name in RENDERERS:
         return RENDERERS[name]
-    near = get_close_matches(name, RENDERERS, n=1)
+    known = sorted([*RENDERERS, TEMPLATE])
+    near = get_close_matches(name, known, n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
-    raise ValueError(f"unknown renderer {name!r}. Known: {', '.join(sorted(RENDERERS))}.{hint}")
+    raise ValueError(f"unknown renderer {name!r}. Known: {', '.join(known)}.{hint}")
 
 
 def recognise(tokenizer: Tokenizer) -> Family:
-    """The family that writes a few probe conversations exactly as the tokenizer's template does."""
-    advice = f"Pass name= one of {', '.join(sorted(RENDERERS))}, or write a family and register_renderer() it."
-    if tokenizer.chat_template is None:
+    """The family of a tokenizer, by its template and its name.
+
+    The one that writes a few probe conversations exactly as the template does; the name (model_info.py) chooses among
+    several, and where none does it alone decides. A name of a base model says nothing against a template. Raises
+    ValueError when template and name contradict each other, and when neither says anything.
+    """
+    named = RENDERERS.get(known_renderer(tokenizer.name) or "")
+    written = named if named and _matches(named, tokenizer) else _first_match(tokenizer)
+    if named and written and named != written and named.name != BASE_MODEL:
         raise ValueError(
-            f"tokenizer {tokenizer.name!r} has no chat template (a base model?), so its family is unknown. {advice}"
+            f"tokenizer {tokenizer.name!r} is named like a model of renderer {named.name!r}, but has the chat template "
+            f"of {written.name!r}. Pass name={written.name!r} to write what the template does, or name={named.name!r}."
         )
-    for family in RENDERERS.values():
-        if _matches(family, tokenizer):
-            return family
-    raise ValueError(f"the chat template of tokenizer {tokenizer.name!r} matches no known family. {advice}")
+    found = written or named
+    if found is None:
+        raise ValueError(_unknown(tokenizer))
+    return found
 
 
-def template_message(message: Message) -> dict[str, Any]:
-    """A message as published templates read it. Arguments are parsed, since some templates serialise them."""
-    shown: dict[str, Any] = {"role": message.role, "content": message.content}
-    if message.thinking is not None:
-        shown["reasoning_content"] = message.thinking
-    if message.tool_calls:
-        shown["tool_calls"] = [_template_call(call) for call in message.tool_calls]
-    if message.name is not None:
-        shown["name"] = message.name
-    if message.call_id is not None:
-        shown["tool_call_id"] = message.call_id
-    return shown
+def _first_match(tokenizer: Tokenizer) -> Family | None:
+    if tokenizer.chat_template is None:
+        return None
+    return next((family for family in RENDERERS.values() if _matches(family, tokenizer)), None)
 
 
-def _template_call(call: ToolCall) -> dict[str, Any]:
-    function = {"name": call.name, "arguments": json.loads(call.arguments)}
-    identified = {} if call.id is None else {"id": call.id}
-    return {"type": "function", "function": function, **identified}
+def _unknown(tokenizer: Tokenizer) -> str:
+    advice = f"Pass name= one of {', '.join(sorted(RENDERERS))}, or write a family and register_renderer() it"
+    if tokenizer.chat_template is None:
+        return f"tokenizer {tokenizer.name!r} has no chat template (a base model?), so its family is unknown. {advice}."
+    return (
+        f"the chat template of tokenizer {tokenizer.name!r} matches no known family. {advice}. For any template there "
+        f"is name={TEMPLATE!r}: it renders the whole conversation again at every turn, and wherever the template "
+        "changes what it wrote before, the episode splits and its beginning is computed once more."
+    )
 
 
 _TOOL = ToolSpec("look", "Look it up.", {"type": "object", "properties": {"key": {"type": "string"}}})
-_CALLS = (ToolCall("look", '{"key": "a"}'), ToolCall("look", '{"key": "b"}'))
+_CALLS = (ToolCall("look", '{"key": "a"}', "look0call"), ToolCall("look", '{"key": "b"}', "look1call"))
 _PROBES: tuple[tuple[Message, ...], ...] = (
     (Message("user", " hi\n"),),
     (Message("system", "Be brief."), Message("user", "hi"), Message("assistant", "yes"), Message("user", "ok")),
@@ -101,9 +142,9 @@ _PROBES: tuple[tuple[Message, ...], ...] = (
 )
 _TOOL_PROBE = (
     Message("user", "hi"),
-    Message("assistant", "one moment", thinking="hm", tool_calls=_CALLS),
-    Message("tool", "1"),
-    Message("tool", "2"),
+    Message("assistant", "", thinking="hm", tool_calls=_CALLS),
+    Message("tool", "1", call_id="look0call"),
+    Message("tool", "2", call_id="look1call"),
 )
 
 
@@ -130,5 +171,5 @@ def _published(
             [tool_schema(t) for t in tools],
             **{**tokenizer.template_variables, **family.template_variables},
         )
-    except (TemplateError, TypeError, ValueError, LookupError, AttributeError):
-        return None  # templates refuse what they cannot write, each in its own way
+    except TEMPLATE_ERRORS:
+        return None

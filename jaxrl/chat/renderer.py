@@ -19,6 +19,8 @@ from jaxrl.env import StopCondition
 from jaxrl.types import Message, ToolSpec
 
 Thinking = Literal["keep", "strip", "compact"]
+History = Literal["extend", "render"]
+"""How a context grows: by what stands between two turns, or by writing the whole conversation again (template.py)."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class Parsed:
 
     With STOPPED the message is complete; what is wrong *inside* a block is in `message.malformed_calls`.
     With MALFORMED its content is the whole turn as text. With LENGTH it holds what was finished, and the unfinished
-    block as text.
+    block as text (as a malformed call in families where nothing but its JSON closes a call).
     """
 
     message: Message
@@ -160,6 +162,7 @@ class Renderer:
 
     stop_ids: stops that are one id in this vocabulary, by id. marker_ids: markers that are, by spelling.
     compact_turns: with thinking="compact", after how many turns thoughts are dropped.
+    history: how the transcripts of its episodes grow.
     Build with `jaxrl.chat.families.renderer_for` or `build`.
     """
 
@@ -171,6 +174,7 @@ class Renderer:
     compact_turns: int | None
     family: Family
     marker_ids: Mapping[str, int] = field(repr=False)
+    history: History = "extend"
 
     @property
     def stop(self) -> StopCondition:
@@ -193,7 +197,7 @@ class Renderer:
         names = [tool.name for tool in tools]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"two tools are named {twice}: the model could not tell them apart. Rename one.")
-        return self._encode(self.family.opening(messages, tools, self.style))
+        return self.encode(self.family.opening(messages, tools, self.style))
 
     def extend(self, messages: Sequence[Message], *, after: Sequence[int]) -> tuple[int, ...]:
         """Ids from the end of a sampled turn up to the next one: its closing, `messages`, the generation prompt.
@@ -201,7 +205,7 @@ class Renderer:
         after: the sampled turn. When it was cut by a budget (no stop at its end) the end marker is added first.
         """
         _, end = self._split_end(after)
-        return self._encode(self.family.between(messages, end, self.style))
+        return self.encode(self.family.between(messages, end, self.style))
 
     def turn(self, message: Message) -> tuple[int, ...]:
         """Ids of an assistant turn as a demonstration, stop included: what `parse` would read back.
@@ -218,7 +222,7 @@ class Renderer:
             raise ValueError(f"turn() got a message with thinking, but renderer {self.name!r} {why}. Remove it.")
         for call in message.tool_calls:
             check_arguments(call)
-        return self._encode(self.family.reply(message, self.style))
+        return self.encode(self.family.reply(message, self.style))
 
     def parse(self, tokens: Sequence[int]) -> Parsed:
         """Read a sampled turn. Never raises on ids of the vocabulary; linear in the number of tokens."""
@@ -239,7 +243,7 @@ class Renderer:
         thoughts = self.family.thoughts
         if thoughts is None:
             return []
-        opening, closing = self._encode(thoughts.opening), self._encode(thoughts.closing)
+        opening, closing = self.encode(thoughts.opening), self.encode(thoughts.closing)
         spans: list[tuple[int, int]] = []
         at = 0
         while (first := _find(tokens, opening, at)) >= 0:
@@ -255,7 +259,7 @@ class Renderer:
 
     def left(self) -> tuple[int, ...]:
         """The ids that stay where a thought is dropped."""
-        return self._encode(self.family.thoughts.left) if self.family.thoughts else ()
+        return self.encode(self.family.thoughts.left) if self.family.thoughts else ()
 
     def _is_newlines(self, token: int) -> bool:
         return set(self.tokenizer.decode([token])) == {"\n"}
@@ -273,7 +277,7 @@ class Renderer:
         at, stop = min(found)
         return self.family.scan(text[:at], self.family.markers.keys()), Marker(stop)
 
-    def _encode(self, pieces: Iterable[Piece]) -> tuple[int, ...]:
+    def encode(self, pieces: Iterable[Piece]) -> tuple[int, ...]:
         """Ids of pieces. Neighbouring texts are joined first: a tokenizer may merge across them."""
         ids: list[int] = []
         run: list[str] = []

@@ -4,7 +4,8 @@ Knows renderers and transcripts. The tokens are those an episode with the same m
 warm start trains exactly the contexts that rollouts will see.
 """
 
-from collections.abc import Sequence
+import enum
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -21,11 +22,31 @@ class Supervised(NamedTuple):
     mask: tuple[bool, ...]
 
 
-def supervise(renderer: Renderer, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> list[Supervised]:
-    """Sequences in which every assistant turn after the opening is learned exactly once.
+class TrainOnWhat(enum.StrEnum):
+    """Which of the assistant's messages after the opening are learned; the others are context.
 
-    One sequence, unless the renderer rewrites history (thoughts stripped): then each rewrite starts a new one.
-    Raises ValueError for a conversation in which the assistant never speaks after another role.
+    LAST_ASSISTANT_TURN: those after the last user message, tool calls on the way to the answer included.
+    """
+
+    ALL_ASSISTANT_MESSAGES = "all_assistant_messages"
+    LAST_ASSISTANT_MESSAGE = "last_assistant_message"
+    LAST_ASSISTANT_TURN = "last_assistant_turn"
+
+
+def supervise(
+    renderer: Renderer,
+    messages: Sequence[Message],
+    tools: Sequence[ToolSpec] = (),
+    *,
+    train_on: TrainOnWhat | str | Collection[int] = TrainOnWhat.ALL_ASSISTANT_MESSAGES,
+) -> list[Supervised]:
+    """Sequences in which each of the chosen assistant messages is learned exactly once, and nothing else.
+
+    One sequence, unless the renderer rewrites history (thoughts stripped): then each rewrite starts a new one. A
+    sequence ends with the last message that is learned in it.
+    train_on: which of them, or their indices in `messages`. The opening is all before the first assistant message.
+    Raises ValueError for a conversation in which the assistant never speaks after another role, and for a choice of
+    messages that are not such.
     """
     first = next((i for i, m in enumerate(messages) if m.role == "assistant"), 0)
     if not first:
@@ -33,28 +54,49 @@ def supervise(renderer: Renderer, messages: Sequence[Message], tools: Sequence[T
             f"a demonstration of {len(messages)} messages needs something before its first assistant turn, and one "
             "such turn at least"
         )
+    turns = [i for i, m in enumerate(messages) if m.role == "assistant"]
+    learned = _learned(messages, turns, train_on)
     transcript = begin(renderer, messages[:first], tools)
-    mask = [False] * len(transcript.tokens)
     done: list[Supervised] = []
-    for i, message in enumerate(messages[first:], first):
-        if message.role != "assistant":
-            continue
-        transcript = act(transcript, renderer.turn(message))
-        mask += [True] * (len(transcript.tokens) - len(mask))
-        replies = _until_assistant(messages[i + 1 :])
-        if i + 1 + len(replies) == len(messages):  # nobody speaks after them, so nothing is learned from them
-            return [*done, Supervised(transcript.tokens, tuple(mask))]
-        grown, rewrite = observe(transcript, replies)
+    mask: list[bool] = []  # of the sequence under way
+    for i, following in zip(turns, [*turns[1:], len(messages)], strict=True):
+        mask += [False] * (len(transcript.tokens) - len(mask))
+        transcript = act(transcript, renderer.turn(messages[i]))
+        mask += [i in learned] * (len(transcript.tokens) - len(mask))
+        if i == max(learned):
+            break
+        grown, rewrite = observe(transcript, messages[i + 1 : following])
         if rewrite:
-            done.append(Supervised(transcript.tokens, tuple(mask)))
+            done.append(_until_learned(transcript.tokens, mask))
             mask = []
-        mask += [False] * (len(grown.tokens) - len(mask))
         transcript = grown
-    return done
+    return [sequence for sequence in [*done, _until_learned(transcript.tokens, mask)] if sequence.tokens]
 
 
-def _until_assistant(messages: Sequence[Message]) -> Sequence[Message]:
-    return messages[: next((i for i, m in enumerate(messages) if m.role == "assistant"), len(messages))]
+def _learned(messages: Sequence[Message], turns: Sequence[int], train_on: str | Collection[int]) -> set[int]:
+    """Indices of the messages to learn."""
+    if isinstance(train_on, str):
+        last_user = max(i for i, m in enumerate(messages[: turns[-1]]) if m.role == "user" or i < turns[0])
+        starts = {
+            TrainOnWhat.ALL_ASSISTANT_MESSAGES: 0,
+            TrainOnWhat.LAST_ASSISTANT_MESSAGE: turns[-1],
+            TrainOnWhat.LAST_ASSISTANT_TURN: last_user,
+        }
+        return {i for i in turns if i >= starts[TrainOnWhat(train_on)]}
+    if wrong := sorted(set(train_on) - set(turns)):
+        raise ValueError(
+            f"train_on={sorted(train_on)}: the messages {wrong} are not the assistant's after the opening, which are "
+            f"{list(turns)}"
+        )
+    if not train_on:
+        raise ValueError(f"train_on is empty, so nothing would be learned: choose some of the messages {list(turns)}")
+    return set(train_on)
+
+
+def _until_learned(tokens: Sequence[int], mask: Sequence[bool]) -> Supervised:
+    """The sequence up to its last learned token; empty when nothing is learned in it."""
+    end = max((i + 1 for i, on in enumerate(mask) if on), default=0)
+    return Supervised(tuple(tokens[:end]), tuple(mask[:end]))
 
 
 def supervised_datum(sequence: Supervised, *, episode: int) -> Datum:

@@ -7,9 +7,10 @@ The rule that everything above relies on: `encode` reads *text only*. A special 
 message or a tool's answer is spelled out with ordinary tokens; the only way to get the special id is `special`.
 """
 
+import datetime
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -42,6 +43,11 @@ class Tokenizer(Protocol):
         """The special tokens that templates ask for by role: bos_token, eos_token and so on."""
         ...
 
+    @property
+    def specials(self) -> Collection[str]:
+        """The spelling of every special token."""
+        ...
+
     def encode(self, text: str) -> list[int]:
         """Ids of `text` read as plain text: nothing is added, no special id ever results."""
         ...
@@ -59,21 +65,33 @@ def render_template(
     template: str,
     messages: Sequence[Mapping[str, Any]],
     tools: Sequence[Mapping[str, Any]] = (),
+    add_generation_prompt: bool = True,
+    *,
+    today: str = "2024-07-26",
     **variables: Any,
 ) -> str:
-    """The text a published Jinja chat template gives, generation prompt included. Needs the jinja2 package.
+    """The text a published Jinja chat template gives. Needs the jinja2 package.
 
-    Messages and tools are the dictionaries templates expect. Renderers do not use this to make prompts: it serves to
-    recognise a family and to compare with it.
+    Messages and tools are the dictionaries templates expect. Families do not use this to make prompts: it serves to
+    recognise one and to compare with it, and where there is none (template.py). No template sees a clock: today is
+    `today`, YYYY-MM-DD, for all of them (the default is the day that Llama 3's fall back to).
     """
     rendered, _ = render_jinja_template(
         conversations=[[dict(m) for m in messages]],
         tools=[dict(t) for t in tools] or None,
-        chat_template=template,
-        add_generation_prompt=True,
+        chat_template=_stopped_clock(today) + template,
+        add_generation_prompt=add_generation_prompt,
         **variables,
     )
     return rendered[0]
+
+
+def _stopped_clock(today: str) -> str:
+    """A macro in the place of the function that templates ask for the date. transformers lets no function through."""
+    date = datetime.date.fromisoformat(today)
+    codes = ("%Y", "%m", "%d", "%b", "%B", "%a", "%A")
+    written = "".join(f" | replace({code!r}, {date.strftime(code)!r})" for code in codes)
+    return f"{{%- macro strftime_now(format) -%}}{{{{- format{written} -}}}}{{%- endmacro %}}\n"
 
 
 def _valid_unicode(text: str) -> str:
@@ -230,6 +248,8 @@ def byte_tokenizer(specials: Sequence[str] = BYTE_SPECIALS, *, chat_template: st
 class HFTokenizer:
     """A Hugging Face fast tokenizer, split in two: one that names every id, one that has never heard of specials.
 
+    An added token that is ordinary text (a run of white space or an HTML tag, which Gemma keeps so) is known to both.
+
     `split_special_tokens=True` of transformers is not enough: it leaves added tokens that are flagged special=False
     (Qwen3's <think> and <tool_call>) active in text (measured with transformers 5.24). So text is encoded by a copy of
     the backend without its added vocabulary, which has no way to spell those ids.
@@ -283,8 +303,7 @@ def wrap(pretrained: Any, name: str | None = None) -> HFTokenizer:
             "Convert it to tokenizer.json (AutoTokenizer(..., use_fast=True).save_pretrained) and load that."
         )
     source = json.loads(full.to_str())
-    # Runs of spaces that some vocabularies keep as added tokens are text, not markers.
-    added = [token for token in source["added_tokens"] if not token["content"].isspace()]
+    added = [token for token in source["added_tokens"] if not _is_text(token)]
     wrapped = HFTokenizer(
         name=name,
         vocab_size=1 + max(full.get_vocab(with_added_tokens=True).values()),
@@ -301,6 +320,20 @@ def wrap(pretrained: Any, name: str | None = None) -> HFTokenizer:
                 "could forge it. This kind of vocabulary is not supported; use a byte-level BPE checkpoint."
             )
     return wrapped
+
+
+_SPACE = re.compile("[\\s\u2581]+")  # U+2581 stands for a space
+_HTML = re.compile(
+    "</?(a|b|blockquote|body|caption|code|div|em|footer|h[1-6]|html|i|iframe|img|li|s|span|strong|sub|sup|table|tbody|"
+    "td|tfoot|th|thead|tr|u|ul)>"
+)
+
+
+def _is_text(token: Mapping[str, Any]) -> bool:
+    """Whether an added token is ordinary text that some vocabularies keep so: white space, or an HTML tag that is not
+    flagged as special (<s> is, where it starts a sequence)."""
+    html = not token["special"] and _HTML.fullmatch(token["content"])
+    return bool(html or _SPACE.fullmatch(token["content"]))
 
 
 def _default_template(template: str | Mapping[str, str] | None) -> str | None:

@@ -12,21 +12,38 @@ import trio
 from chz.blueprint._entrypoint import EntrypointException, EntrypointHelpException
 
 
-def the_one(group: BaseExceptionGroup) -> BaseException | None:
-    """The one error that ended a run, out of the nested groups that nurseries wrap it in; None when it takes several.
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, taken as Ctrl-C is: whoever catches that catches this too."""
+
+
+def the_one(group: BaseExceptionGroup) -> BaseException:
+    """The one error that ended a run, out of the nested groups that nurseries wrap it in.
 
     Ctrl-C reaches the main task at a checkpoint; with it, everything else is a consequence, and so is what was raised
-    by something that was being cancelled. Consequences become notes of the error, as do the notes of its groups.
+    by something that was being cancelled. Of errors that are nobody's consequence, such as two members of a group that
+    fail at once, it is the one whose task ended first. All others become notes of it, as do the notes of its groups.
     """
-    leaves = list(_leaves(group))
+    leaves = list({id(error): error for error in _leaves(group)}.values())  # several may have waited for one error
     interrupts = [error for error in leaves if isinstance(error, KeyboardInterrupt)]
-    causes = interrupts or [error for error in leaves if not _while_cancelled(error)] or leaves
-    if not interrupts and len(causes) > 1:
-        return None
-    for error in leaves:
-        if error is not causes[0]:
-            causes[0].add_note(f"afterwards, while everything was closed: {error!r}")
-    return causes[0]
+    first = (interrupts or [error for error in leaves if not _while_cancelled(error)] or leaves)[0]
+    others = [
+        _beside(error, at_once=not (interrupts or _while_cancelled(error))) for error in leaves if error is not first
+    ]
+    for note in others[:_SHOWN]:
+        first.add_note(note)
+    if len(others) > _SHOWN:
+        first.add_note(f"and {len(others) - _SHOWN} more errors")
+    return first
+
+
+_SHOWN = 8  # of the errors beside the one
+
+
+def _beside(error: BaseException, *, at_once: bool) -> str:
+    """What a note says of an error beside the one, with the first line of each of its own notes."""
+    when = "at the same time" if at_once else "afterwards, while everything was closed"
+    where = "; ".join(note.partition("\n")[0] for note in getattr(error, "__notes__", ()))
+    return f"{when}: {error!r}" + (f" ({where})" if where else "")
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:
@@ -47,12 +64,15 @@ def _while_cancelled(error: BaseException | None) -> bool:
 
 @contextmanager
 def one_line_errors() -> Iterator[None]:
-    """For commands: mistakes of the user and Ctrl-C end in one line (and exit codes 2, 130), not in a traceback."""
+    """For commands: mistakes of the user, Ctrl-C and SIGTERM end in one line, not in a traceback.
+
+    The exit codes are 2, 130 and 143.
+    """
     try:
         yield
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
         print("interrupted; the last checkpoint is whole: behavior_if_log_dir_exists=resume goes on", file=sys.stderr)
-        sys.exit(128 + signal.SIGINT)
+        sys.exit(exit_code(interrupt))
     except EntrypointHelpException as text:
         print(text)
         sys.exit(0)
@@ -61,3 +81,8 @@ def one_line_errors() -> Iterator[None]:
             raise  # it comes from inside an episode: whoever wrote the env needs the traceback
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+
+
+def exit_code(interrupt: KeyboardInterrupt) -> int:
+    """What a command that was interrupted returns, as shells count: 128 and the number of the signal."""
+    return 128 + (signal.SIGTERM if isinstance(interrupt, Terminated) else signal.SIGINT)

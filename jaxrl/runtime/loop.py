@@ -22,7 +22,7 @@ import numpy as np
 import trio
 
 from jaxrl.algo.advantage import compute_advantages
-from jaxrl.algo.data import assemble_training_data, split_reasons, trainable
+from jaxrl.algo.data import assemble_training_data, duplicated_tokens, split_reasons, trainable
 from jaxrl.algo.shaping import Shaping, shape
 from jaxrl.env import EnvGroupBuilder, EnvironmentFault, RLDataset
 from jaxrl.runtime.admission import Admission
@@ -278,12 +278,18 @@ def training_data(
 
 
 def data_metrics(data_D: Sequence[Datum], useful_P: Sequence[TrajectoryGroup]) -> dict[str, float]:
-    """How much was trained, and why episodes needed more than one datum."""
+    """How much was trained, and what it cost that history was rewritten.
+
+    data/groups_trained: groups that teach something. data/datums_per_episode: 1 where nothing was rewritten, 0 without
+    data. data/split/<reason>: rewrites in those groups, by reason. data/duplicated_tokens: what the step processes
+    again because of them, the beginnings that the datums of an episode have in common.
+    """
     episodes = len({(d.group, d.episode) for d in data_D})
     splits = sum((split_reasons(t) for group in useful_P for t in group.trajectories_G), Counter())
     return {
         "data/groups_trained": float(len(useful_P)),
         "data/datums_per_episode": len(data_D) / episodes if episodes else 0.0,
+        "data/duplicated_tokens": float(duplicated_tokens(data_D)),
         **{f"data/split/{reason}": float(count) for reason, count in splits.items()},
     }
 

@@ -5,7 +5,7 @@ with the tag.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -94,7 +94,22 @@ def _measured(groups_P: Sequence[TrajectoryGroup]) -> dict[str, float]:
             for metrics in [*(t.metrics for t in trajectory.transitions), concluded, extra]:
                 for name, value in metrics.items():
                     totals[name] += float(value)
-    return {name: total / episodes for name, total in sorted(totals.items())}
+    averages = {name: total / episodes for name, total in sorted(totals.items())}
+    return averages | _tool_rates(averages)
+
+
+_PER_CALL = {"errors": "error_rate", "timeouts": "timeout_rate", "seconds": "seconds_per_call"}
+
+
+def _tool_rates(averages: Mapping[str, float]) -> dict[str, float]:
+    """What a call of each tool came to, out of the sums of `jaxrl.tools.CallReport`: every call weighs the same."""
+    rates: dict[str, float] = {}
+    for name, calls in averages.items():
+        tool, _, what = name.rpartition("/")
+        if what == "calls" and tool.startswith("tool/") and calls:
+            totals = {rate: f"{tool}/{total}" for total, rate in _PER_CALL.items()}
+            rates |= {f"{tool}/{rate}": averages[total] / calls for rate, total in totals.items() if total in averages}
+    return rates
 
 
 def _observed(groups_P: Sequence[TrajectoryGroup]) -> int:

@@ -11,7 +11,7 @@ import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import trio
 
@@ -23,11 +23,16 @@ from jaxrl.runtime.strategy import FailFast, Strategy
 from jaxrl.tools import ToolFault
 from jaxrl.types import Metrics, RolloutError, StopReason, Trajectory, TrajectoryGroup, Transition
 
+T = TypeVar("T")
+
 Release = Callable[[], Awaitable[None]]
 """A close or a cleanup."""
 
 CLEANUP_SECONDS = 30.0
 """How long one env's close, or one group's cleanup, may take before it is given up."""
+
+MAKE_SECONDS = 600.0
+"""How long a builder may take to make envs before it is given up: the first container may have to be fetched."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +159,7 @@ class _Group:
         """Fresh envs for all members. False when they cannot be made and no retry is left."""
         while True:
             try:
-                self._envs = list(await self._builder.make_envs())
+                self._envs = await self._made()
                 return True
             except (Exception, BaseExceptionGroup) as error:
                 await self._bear(error, StopReason.ENV_ERROR)
@@ -208,9 +213,9 @@ class _Group:
     async def _remake(self, member: int) -> Env | None:
         """A fresh env for a retry; None when it cannot be made, which is a failed attempt too."""
         try:
-            env = await self._builder.remake(member)
+            env = await _in_time(self._builder.remake, member)
             if env is None:
-                made = list(await self._builder.make_envs())
+                made = await self._made()
                 env = made.pop(member) if member < len(made) else None
                 for other in made:
                     await self._discard(other)
@@ -221,6 +226,9 @@ class _Group:
             return None
         self._envs[member] = env
         return env
+
+    async def _made(self) -> list[Env]:
+        return list(await _in_time(self._builder.make_envs))
 
     async def _bear(
         self,
@@ -342,5 +350,12 @@ async def bounded(release: Release) -> None:
         raise TimeoutError(f"{_name(release)} took more than {CLEANUP_SECONDS:g} s and was given up")
 
 
-def _name(release: Release) -> str:
-    return getattr(release, "__qualname__", repr(release))
+async def _in_time(make: Callable[..., Awaitable[T]], *args: int) -> T:
+    """What a builder makes. Raises TimeoutError after MAKE_SECONDS."""
+    with trio.move_on_after(MAKE_SECONDS):
+        return await make(*args)
+    raise TimeoutError(f"{_name(make)} took more than {MAKE_SECONDS:g} s and was given up")
+
+
+def _name(method: Callable[..., object]) -> str:
+    return getattr(method, "__qualname__", repr(method))

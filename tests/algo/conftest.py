@@ -1,12 +1,13 @@
 """A tiny model, ragged data, and the compiled functions that several files share."""
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
-import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from algo_cases import CHUNK, TEMPERATURE, VOCAB, ragged
+from compiling import fully_optimized, quick_to_compile
 
 from jaxrl.algo.loss import make_loss
 from jaxrl.algo.step import Gradients, make_gradients
@@ -15,23 +16,14 @@ from jaxrl.models.config import ModelConfig, tiny
 from jaxrl.models.lora import Adapter, LoraConfig, lora_specs
 from jaxrl.types import Datum
 
+__all__ = ["fully_optimized", "quick_to_compile"]
+
 FLOAT32 = jnp.dtype(jnp.float32)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def quick_to_compile() -> Iterator[None]:
-    """These tests compile much and compute little: halve the time. Tests of the compiled text switch it off."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
-@pytest.fixture
-def fully_optimized() -> Iterator[None]:
-    """The compiler as users have it."""
-    jax.config.update("jax_disable_most_optimizations", False)
-    yield
-    jax.config.update("jax_disable_most_optimizations", True)
+def _quick(quick_to_compile: None) -> None:
+    """All files here compile much and compute little; tests of the compiled text ask for `fully_optimized`."""
 
 
 @pytest.fixture(scope="session")
@@ -53,8 +45,9 @@ def base(model: ModelConfig) -> spec.Params:
 def adapter(model: ModelConfig, lora: LoraConfig) -> Adapter:
     """An adapter that does something: B is not zero."""
     fresh = spec.init(lora_specs(model, lora), FLOAT32, seed=1)
-    noise = jax.random.key(2)
-    return {k: {"a": ab["a"], "b": 0.3 * jax.random.normal(noise, ab["b"].shape)} for k, ab in fresh.items()}
+    rng = np.random.default_rng(2)
+    noise = lambda x: jnp.asarray(0.3 * rng.standard_normal(x.shape, np.float32))  # noqa: E731
+    return {k: {"a": ab["a"], "b": noise(ab["b"])} for k, ab in fresh.items()}
 
 
 @pytest.fixture(scope="session")

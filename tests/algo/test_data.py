@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxrl.algo.data import assemble_training_data, split_reasons, trajectory_to_data
+from jaxrl.algo.data import assemble_training_data, duplicated_tokens, split_reasons, trajectory_to_data
 from jaxrl.chat.families import renderer_for
 from jaxrl.chat.tokenizer import byte_tokenizer
 from jaxrl.types import Datum, Message, Sample, StopReason, Trajectory, TrajectoryGroup, Transition
@@ -59,6 +59,26 @@ def test_I1_a_changed_prefix_starts_a_new_datum_and_is_counted() -> None:
     assert second.mask.tolist() == [False] * 4 + [True, False, True]
     assert third.tokens.tolist() == [4, 2]
     assert split_reasons(e) == Counter(thinking_stripped=1, prefix_changed=1)
+
+
+def plain_datum(tokens: list[int], episode: int = 0) -> Datum:
+    n = len(tokens)
+    zeros = np.zeros(n, np.float32)
+    return Datum(np.array(tokens, np.int32), np.ones(n, bool), zeros, zeros, np.zeros(n, np.int32), 0, episode)
+
+
+def test_tokens_that_a_split_duplicates_are_counted_by_hand() -> None:
+    data = [plain_datum(t) for t in ([1, 2, 3, 4], [1, 2, 9, 5, 6], [1, 2, 9, 5, 7], [8])]
+    assert duplicated_tokens(data) == 2 + 4
+    elsewhere = plain_datum([1, 2, 3, 4], episode=1)
+    assert duplicated_tokens([*data, elsewhere]) == 2 + 4, "other episodes share nothing"
+    assert duplicated_tokens([]) == 0
+
+
+@given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), max_size=6))
+def test_duplicated_tokens_are_all_tokens_less_the_distinct_beginnings(sequences: list[list[int]]) -> None:
+    distinct = {tuple(s[: n + 1]) for s in sequences for n in range(len(s))}
+    assert duplicated_tokens([plain_datum(s) for s in sequences]) == sum(map(len, sequences)) - len(distinct)
 
 
 def test_I1_an_action_that_comes_back_different_is_a_changed_prefix() -> None:

@@ -3,8 +3,12 @@
 import pickle
 
 import pytest
+import tokenizers
+from chat_conversations import CONVERSATIONS
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import AddedToken, decoders, models, normalizers
+from transformers import PreTrainedTokenizerFast
 
 from jaxrl.chat.tokenizer import (
     BYTE_SPECIALS,
@@ -89,8 +93,6 @@ def test_hf_is_picklable(tiny: HFTokenizer) -> None:
 
 
 def test_load_reads_a_directory_and_does_not_truncate(tiny: HFTokenizer, tmp_path) -> None:
-    from transformers import PreTrainedTokenizerFast
-
     full = pickle.loads(pickle.dumps(tiny.full))
     full.enable_truncation(4)
     PreTrainedTokenizerFast(tokenizer_object=full, chat_template="x").save_pretrained(tmp_path)
@@ -113,12 +115,95 @@ def test_wrap_refuses_a_tokenizer_without_backend() -> None:
         wrap(Slow())
 
 
+# --- vocabularies that keep text as added tokens --------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def gemma_like() -> HFTokenizer:
+    """A BPE over characters that writes a space as U+2581, falls back to bytes, and lists every added token as a word:
+    runs of white space (which merges need), HTML tags, markers flagged special and not."""
+    spaces = ["\n", "\n\n", "\u2581\u2581"]
+    added = [*spaces, "<b>", "</b>", "<bbox>", "<unused0>", "<s>", "<start_of_turn>"]
+    words = ["<unk>", *added, *map("<0x{:02X}>".format, range(256)), *"\u2581abcdefghijklmnopqrstuvwxyz_<>/0"]
+    merges = [("\n", "\n"), ("\u2581", "\u2581")]
+    vocabulary = {word: i for i, word in enumerate(words)}
+    backend = tokenizers.Tokenizer(models.BPE(vocabulary, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    backend.normalizer = normalizers.Replace(" ", "\u2581")
+    backend.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])
+    backend.add_tokens([AddedToken(w, special=False, normalized=False) for w in added[:-2]])
+    backend.add_special_tokens([AddedToken(w, special=True, normalized=False) for w in added[-2:]])
+    return wrap(PreTrainedTokenizerFast(tokenizer_object=backend), name="gemma-like")
+
+
+@pytest.mark.parametrize("text", ["a  b\n\n\n c", "a <b>bold</b>", "\u2581\u2581\u2581", "é🙂", "\n", "   ", "<0x0A>"])
+def test_white_space_and_html_that_a_vocabulary_keeps_as_tokens_is_text(gemma_like: HFTokenizer, text: str) -> None:
+    ids = gemma_like.encode(text)
+    assert ids == gemma_like.full.encode(text, add_special_tokens=False).ids
+    assert gemma_like.decode(ids) == text.replace("\u2581", " ")
+    assert set(gemma_like.specials) == {"<bbox>", "<unused0>", "<s>", "<start_of_turn>"}
+
+
+@given(st.lists(st.sampled_from(["<start_of_turn>", "<unused0>", "<s>", "<bbox>", "<b>", "<", ">", " ", "\n", "é"])))
+def test_no_marker_of_such_a_vocabulary_comes_from_text(gemma_like: HFTokenizer, parts: list[str]) -> None:
+    ids = gemma_like.encode("".join(parts))
+    assert not set(ids) & set(gemma_like.specials.values())
+    assert gemma_like.decode(ids) == "".join(parts)
+
+
+def test_an_html_tag_that_is_flagged_special_is_no_text(gemma_like: HFTokenizer) -> None:
+    assert gemma_like.special("<s>") not in gemma_like.encode("<s>x</s>")
+    with pytest.raises(ValueError, match="'gemma-like' has no special token '<b>'"):
+        gemma_like.special("<b>")
+
+
+# --- real vocabularies ----------------------------------------------------------------------------
+
+REAL = (
+    "smollm2",
+    "qwen2.5",
+    "qwen3",
+    "llama3",
+    "llama3.1",
+    "llama3.2",
+    "gemma3",
+    "gpt_oss",
+    "deepseek_v3",
+    "mistral_nemo",
+)
+ORDINARY = (
+    *(message.content for messages, _ in CONVERSATIONS.values() for message in messages),
+    *(" " * k + "x" + "\t" * k + "\n" * k for k in range(1, 40)),
+    "a\u00a0b\u3000c\u200b\x00\x7f<0x0A>\u2581\u2581x \u2581",
+    "<table><tr><td>1</td></tr></table>\n<ul>\n  <li><code>x</code></li>\n</ul>",
+)
+
+
 @pytest.mark.full
-@pytest.mark.parametrize("real", ["smollm2", "qwen3"])
-def test_real_text_never_gives_an_added_id(real: str, request: pytest.FixtureRequest) -> None:
-    tokenizer = request.getfixturevalue(real)
-    added = set(tokenizer.specials.values())
+@pytest.mark.parametrize("name", REAL)
+def test_real_text_never_gives_a_special_id(name: str, real_tokenizer) -> None:
+    tokenizer = real_tokenizer(name)
+    special = set(tokenizer.specials.values())
     for spelling in tokenizer.specials:
-        ids = tokenizer.encode(f"x{spelling}\n{spelling} y")
-        assert not set(ids) & added
-        assert tokenizer.decode(ids) == f"x{spelling}\n{spelling} y"
+        text = f"x{spelling}\n{spelling} y{spelling}{spelling}"
+        ids = tokenizer.encode(text)
+        assert not set(ids) & special
+        assert tokenizer.decode(ids) == text.replace("\u2581", " " if name == "gemma3" else "\u2581")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", REAL)
+@given(data=st.data())
+def test_no_arrangement_of_spellings_gives_a_real_special_id(name: str, data: st.DataObject, real_tokenizer) -> None:
+    tokenizer = real_tokenizer(name)
+    spelling = st.sampled_from(sorted(tokenizer.specials))
+    part = spelling | st.tuples(spelling, st.integers(1, 6)).map(lambda cut: cut[0][: cut[1]]) | st.text(max_size=3)
+    text = "".join(data.draw(st.lists(part, max_size=12)))
+    assert not set(tokenizer.encode(text)) & set(tokenizer.specials.values())
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", REAL)
+def test_ordinary_text_is_encoded_as_the_real_tokenizer_does(name: str, real_tokenizer) -> None:
+    tokenizer = real_tokenizer(name)
+    for text in ORDINARY:
+        assert tokenizer.encode(text) == tokenizer.full.encode(text, add_special_tokens=False).ids, text

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxrl.algo.data import split_reasons, trajectory_to_data
@@ -64,6 +64,7 @@ def episodes(draw: st.DrawFn, r: Renderer) -> list[tuple[tuple[int, ...], list[M
 
 
 @every_family
+@settings(max_examples=12)  # there are many families
 @given(st.data())
 def test_I1_kept_thoughts_leave_every_earlier_id_whatever_was_sampled(name: str, data: st.DataObject) -> None:
     r = renderer(name)
@@ -77,6 +78,7 @@ def test_I1_kept_thoughts_leave_every_earlier_id_whatever_was_sampled(name: str,
 
 @every_family
 @pytest.mark.parametrize("thinking", ["strip", "compact"])
+@settings(max_examples=12)  # there are many families
 @given(st.data())
 def test_I6_each_sampled_token_is_trained_once_also_where_thoughts_are_dropped(
     name: str, thinking: str, data: st.DataObject
@@ -96,6 +98,7 @@ def test_I6_each_sampled_token_is_trained_once_also_where_thoughts_are_dropped(
 
 
 @every_family
+@settings(max_examples=12)  # there are many families
 @given(st.data())
 def test_parse_never_raises_and_says_how_the_turn_ended(name: str, data: st.DataObject) -> None:
     r = renderer(name)
@@ -116,6 +119,7 @@ ARGUMENTS = st.dictionaries(st.sampled_from(["key", "b"]), VALUES, max_size=2)
 
 
 @every_family
+@settings(max_examples=12)  # there are many families
 @given(st.data())
 def test_what_a_turn_says_survives_being_written_and_read(name: str, data: st.DataObject) -> None:
     """Families tidy white space, so the first reading is compared with the second; calls must survive at once."""

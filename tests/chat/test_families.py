@@ -27,7 +27,7 @@ def test_a_family_is_recognised_by_what_its_template_writes() -> None:
 
 @pytest.mark.parametrize("template", [PLAIN, "{{ broken", "{{ raise_exception('no') }}", "", "{{ messages[9].role }}"])
 def test_an_unknown_template_is_refused_with_advice(template: str) -> None:
-    with pytest.raises(ValueError, match=r"tokenizer 'bytes' matches no known family\. Pass name= one of chatml, qwen"):
+    with pytest.raises(ValueError, match=r"'bytes' matches no known family\. Pass name= one of chatml, .*qwen"):
         renderer_for(replace(BYTES, chat_template=template))
 
 
@@ -38,7 +38,7 @@ def test_no_template_is_refused_with_advice() -> None:
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
-    with pytest.raises(ValueError, match=r"unknown renderer 'qwen'.*chatml, qwen2.5, qwen3, smollm2.*Did you mean"):
+    with pytest.raises(ValueError, match=r"unknown renderer 'qwen'.*chatml, .*qwen2.5, .*smollm2.*Did you mean"):
         renderer_for(BYTES, "qwen")
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from envs.guess_number import demonstrate, mixed_player, tasks
 from jaxrl.chat.families import renderer_for
-from jaxrl.chat.supervised import Supervised, supervise, supervised_datum
+from jaxrl.chat.supervised import Supervised, TrainOnWhat, supervise, supervised_datum
 from jaxrl.chat.tokenizer import byte_tokenizer
 from jaxrl.chat.transcript import act, begin, observe
 from jaxrl.types import Message, ToolCall, ToolSpec
@@ -69,6 +69,68 @@ def test_I1_the_tokens_are_those_an_episode_with_these_messages_holds(messages: 
     assert sequence.tokens == transcript.tokens
     mask = [segment.kind == "action" for segment in transcript.segments for _ in segment.tokens]
     assert list(sequence.mask) == mask
+
+
+@pytest.mark.parametrize(
+    ("train_on", "answers"),
+    [
+        (TrainOnWhat.ALL_ASSISTANT_MESSAGES, ["4", "<think>\nhalf of it\n</think>\n\n6", "5"]),
+        (TrainOnWhat.LAST_ASSISTANT_MESSAGE, ["5"]),
+        (TrainOnWhat.LAST_ASSISTANT_TURN, ["5"]),
+        ([2], ["4"]),
+        ({6, 2}, ["4", "5"]),
+    ],
+)
+def test_the_messages_that_are_learned_can_be_chosen(train_on: TrainOnWhat | set[int], answers: list[str]) -> None:
+    (sequence,) = supervise(RENDERER, CONVERSATION, train_on=train_on)
+    assert learned(sequence) == [f"{answer}<|im_end|>" for answer in answers]
+    (whole,) = supervise(RENDERER, CONVERSATION)
+    assert sequence.tokens == whole.tokens[: len(sequence.tokens)], "in the context of all"
+    assert sequence.mask[-1], "and nothing follows what is learned"
+
+
+def test_the_last_turn_holds_the_calls_on_the_way_to_the_answer() -> None:
+    more = [*CONVERSATION, *WITH_TOOLS]
+    (sequence,) = supervise(RENDERER, more, (LOOK,), train_on=TrainOnWhat.LAST_ASSISTANT_TURN)
+    call, answer = learned(sequence)
+    assert call.startswith("<tool_call>")
+    assert answer == "42<|im_end|>"
+    (unasked,) = supervise(RENDERER, [Message("system", "Play."), *CONVERSATION[2:3]], train_on="last_assistant_turn")
+    assert learned(unasked) == ["4<|im_end|>"]
+
+
+def test_sequences_in_which_nothing_is_learned_are_left_out() -> None:
+    thoughtful = [m if m.role != "assistant" else Message("assistant", m.content, thinking="hm") for m in CONVERSATION]
+    sequences = supervise(STRIPPING, thoughtful, train_on=[4])
+    assert [learned(s) for s in sequences] == [["<think>\nhm\n</think>\n\n6<|im_end|>"]]
+    assert sequences == supervise(STRIPPING, thoughtful)[1:2]
+
+
+@pytest.mark.parametrize("train_on", [[3], [0], [99], [-1], []])
+def test_I12_messages_that_cannot_be_learned_are_refused(train_on: list[int]) -> None:
+    with pytest.raises(ValueError, match=r"train_on.*\[2, 4, 6\]"):
+        supervise(RENDERER, CONVERSATION, train_on=train_on)
+
+
+def test_I12_an_unknown_choice_is_refused() -> None:
+    with pytest.raises(ValueError, match="'everything' is not a valid TrainOnWhat"):
+        supervise(RENDERER, CONVERSATION, train_on="everything")
+
+
+@pytest.mark.parametrize("train_on", TrainOnWhat)
+def test_a_thought_that_the_prompt_opens_is_learned_from_its_first_word(train_on: TrainOnWhat) -> None:
+    renderer = renderer_for(BYTES, "qwen3_thinking")
+    thoughtful = [m if m.role != "assistant" else Message("assistant", m.content, thinking="hm") for m in CONVERSATION]
+    (sequence,) = supervise(renderer, thoughtful, train_on=train_on)
+    guesses = "465" if train_on is TrainOnWhat.ALL_ASSISTANT_MESSAGES else "5"
+    assert learned(sequence) == [f"hm\n</think>\n\n{guess}<|im_end|>" for guess in guesses]
+    assert BYTES.decode(sequence.tokens[: sequence.mask.index(True)]).endswith("<|im_start|>assistant\n<think>\n")
+
+
+def test_the_renderer_that_asks_a_template_gives_the_same_sequences() -> None:
+    asked = renderer_for(BYTES, "template")
+    for messages, tools in ((CONVERSATION, ()), (WITH_TOOLS, (LOOK,))):
+        assert supervise(asked, messages, tools) == supervise(RENDERER, messages, tools)
 
 
 def test_what_follows_the_last_assistant_turn_is_left_out() -> None:

@@ -179,15 +179,21 @@ def test_malformed_calls_are_answered_up_to_the_cap():
     assert [result.terminated for result in results] == [False, False, True]
     assert results[0].messages[0].content == "Error: close the tag"
     assert total(results) == 0.0
-    assert results[-1].metrics["malformed_calls"] == 3.0
+    assert sum(result.metrics["malformed_calls"] for result in results) == 3.0
+    assert results[-1].metrics["answered"] == 0.0
 
 
 def test_metrics_of_a_finished_episode():
     results = play(LEVEL_2, [lookup(LEFT), lookup("nowhere"), answer(LEVEL_2.target)])
-    assert results[-1].metrics == {
+    counts = ("tool_calls", "tool_errors", "malformed_calls", "tool/lookup/calls", "tool/lookup/errors")
+    assert {name: sum(r.metrics.get(name, 0.0) for r in results) for name in counts} == {
         "tool_calls": 2.0,
         "tool_errors": 1.0,
         "malformed_calls": 0.0,
+        "tool/lookup/calls": 2.0,
+        "tool/lookup/errors": 1.0,
+    }
+    assert results[-1].metrics == {
         "answered": 1.0,
         "correct": 1.0,
         "lookups": 0.5,

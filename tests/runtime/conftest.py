@@ -1,5 +1,6 @@
 """Fixtures of the runtime's tests."""
 
+from compiling import fully_optimized, quick_to_compile
 from conftest_runtime import policy
 
-__all__ = ["policy"]
+__all__ = ["fully_optimized", "policy", "quick_to_compile"]

@@ -20,6 +20,8 @@ LORA = LoraConfig(rank=4, alpha=8.0)
 MODEL = ModelConfig(
     vocab_size=VOCAB, width=64, ff_width=96, layers=2, heads=4, kv_heads=2, head_width=16, max_positions=512
 )
+LONGEST = 192
+"""Tokens of an episode here, at most."""
 
 
 @dataclass(frozen=True)
@@ -34,10 +36,9 @@ class SmallPolicy:
 
 def random_adapter(model: ModelConfig, lora: LoraConfig, seed: int) -> Any:
     """An adapter whose B is not zero."""
+    rng = np.random.default_rng(seed + 1)
     adapter = spec.init(lora_specs(model, lora), jnp.float32, seed=seed)
-    leaves, tree = jax.tree.flatten(adapter)
-    keys = jax.random.split(jax.random.key(seed + 1), len(leaves))
-    return tree.unflatten([x + 0.1 * jax.random.normal(k, x.shape) for x, k in zip(leaves, keys, strict=True)])
+    return jax.tree.map(lambda x: jnp.asarray(x + 0.1 * rng.standard_normal(x.shape, np.float32)), adapter)
 
 
 @pytest.fixture(scope="session")
@@ -62,10 +63,10 @@ def policy() -> SmallPolicy:
 
     def logprobs(weights: Weights, tokens: Sequence[int], temperature: float = 1.0) -> np.ndarray:
         """Log-prob of tokens[1:], each given all before it, [N - 1]."""
-        padded = np.zeros(512, np.int32)
+        padded = np.zeros(LONGEST, np.int32)
         padded[: len(tokens)] = tokens
-        logits = distribution(weights, jnp.asarray(padded), jnp.int32(len(tokens)), LORA.scale)
-        logp = jax.nn.log_softmax(logits / temperature)
-        return np.asarray(logp)[np.arange(len(tokens) - 1), padded[1 : len(tokens)]]
+        logits = distribution(weights, padded, np.int32(len(tokens)), LORA.scale)
+        rows = np.asarray(logits, np.float64)[: len(tokens) - 1] / temperature
+        return rows[np.arange(len(rows)), tokens[1:]] - np.logaddexp.reduce(rows, axis=-1)
 
     return SmallPolicy(MODEL, Weights(params, random_adapter(MODEL, LORA, 1)), LORA, logprobs)

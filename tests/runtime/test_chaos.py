@@ -47,7 +47,7 @@ from jaxrl.runtime.episode import Limits
 from jaxrl.runtime.log import read_metrics
 from jaxrl.runtime.loop import Mode, Run, Sampling, Schedule, Teaching, train_loop
 from jaxrl.runtime.record import read_records, rollout_file
-from jaxrl.runtime.rollout import CLEANUP_SECONDS, RolloutPlan, run_group
+from jaxrl.runtime.rollout import CLEANUP_SECONDS, MAKE_SECONDS, RolloutPlan, run_group
 from jaxrl.runtime.strategy import FailFast, MinViableGroup, RetryOnFailure, Strategy
 from jaxrl.train import AsyncConfig, main
 from jaxrl.types import Datum, Sample, StopReason, TrajectoryGroup
@@ -179,6 +179,29 @@ async def test_a_hang_anywhere_is_bounded(place: str, strategy: Strategy, autoju
     assert trio.current_time() <= 3 * (50 + CLEANUP_SECONDS)
 
 
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda s: type(s).__name__)
+@pytest.mark.parametrize("place", ["make_envs", "make", "remake"])
+async def test_a_builder_that_hangs_is_given_up_and_named(
+    place: str, strategy: Strategy, autojump_clock: MockClock
+) -> None:
+    ledger = Ledger()
+    hang = Trouble(place, Hang(), members=(1,))
+    first = Trouble("step", Raise(Broken("first")), members=(1,), attempts=1)
+    playing = partial(play, ledger, *((hang, first) if place == "remake" else (hang,)), strategy=strategy)
+    said = f"ChaosBuilder.{'remake' if place == 'remake' else 'make_envs'} took more than 600 s and was given up"
+    if strategy.tolerant:
+        group = await playing()
+        late = [e for e in group.errors if e.kind == "TimeoutError"]
+        assert [e.message for e in late] == [said] * ledger.struck[place]
+        assert group.viable is (place == "remake" and isinstance(strategy, MinViableGroup))
+    elif place != "remake":  # nothing is made again
+        only = pytest.RaisesExc(TimeoutError, match=said)
+        with pytest.RaisesGroup(only, flatten_subgroups=True, allow_unwrapped=True) as caught:
+            await playing()
+        assert "in group 0, task 'hi'" in _notes(caught.value)
+    assert trio.current_time() == ledger.struck[place] * MAKE_SECONDS
+
+
 @pytest.mark.parametrize("place", ["make_envs", "make", "remake", "reset", "step", "close", "cleanup"])
 async def test_a_hang_ends_when_it_is_cancelled(place: str, autojump_clock: MockClock) -> None:
     ledger = Ledger()
@@ -223,7 +246,7 @@ async def test_tools_that_misbehave(fault: str, strategy: Strategy, autojump_clo
     tools = (ChaosTool(FAULTS[fault]()),)
     group = await play(Ledger(), strategy=strategy, script=call, tools=tools, gradable=False)
     expected = {
-        "raises": StopReason.ENV_ERROR,  # a Tool of one's own says ToolFault if it wants another name for it
+        "raises": StopReason.TOOL_ERROR,
         "hangs": StopReason.TIMEOUT,
         "takes random time": StopReason.TERMINATED,
     }[fault]
@@ -640,6 +663,7 @@ class Moody(Late):
         return await super().step(message)
 
 
+@pytest.mark.slow
 def test_a_whole_run_goes_on_with_an_environment_that_fails_now_and_then(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model")
     ahead = AsyncConfig(max_steps_off_policy=1, groups_per_batch=2)

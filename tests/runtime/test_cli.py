@@ -1,11 +1,15 @@
 """The command line shows runs, and says in one line what a user can mend."""
 
+import importlib
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from fabricate import fabricate
 
+from jaxrl import cli
 from jaxrl.cli import main
 
 
@@ -49,6 +53,36 @@ def test_errors_are_one_line(run, capsys, arguments, said):
     err = capsys.readouterr().err
     assert said in err
     assert err.count("\n") == 1
+
+
+def late_names():
+    return re.findall(r'_late\("([\w.]+):(\w+)"\)', Path(cli.__file__).read_text())
+
+
+def test_what_a_command_will_import_is_there():
+    assert len(late_names()) > 8
+    for module, name in late_names():
+        assert callable(getattr(importlib.import_module(module), name)), f"{module}:{name}"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "unneeded"),
+    [
+        (["--help"], ["jax", "matplotlib", "numpy", "rich", "transformers", "trio"]),
+        (["show", "{run}"], ["jax", "matplotlib", "transformers", "trio"]),
+        (["report", "{run}"], ["jax", "transformers", "trio"]),
+    ],
+    ids=["help", "show", "report"],
+)
+def test_a_command_imports_what_it_needs_and_no_more(run, arguments, unneeded):
+    program = (
+        "import sys\nfrom jaxrl.cli import main\ntry:\n    main()\nexcept SystemExit:\n    pass\n"
+        f"print(sorted(set({unneeded}) & set(sys.modules)), file=sys.stderr)"
+    )
+    given = [a.format(run=run.path) for a in arguments]
+    done = subprocess.run((sys.executable, "-c", program, *given), capture_output=True, text=True, check=True)
+    assert done.stderr == "[]\n"
+    assert done.stdout
 
 
 def test_the_command_is_installed_and_lists_its_commands():

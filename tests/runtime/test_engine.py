@@ -1,19 +1,23 @@
 """The engine against one pass over whole sequences, and against everything that could make a token depend on luck."""
 
+import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import trio
 from conftest_runtime import SmallPolicy, random_adapter
 
 from jaxrl.runtime.engine import ContextFull, Engine, Weights, open_engine
-from jaxrl.runtime.schedule import EngineConfig
+from jaxrl.runtime.programs import Draw, Programs
+from jaxrl.runtime.schedule import EngineConfig, Row
+from jaxrl.runtime.weights import Policy
 
 CONFIG = EngineConfig(
     slots=8,
@@ -24,8 +28,25 @@ CONFIG = EngineConfig(
     decode_steps=4,
     extend_lengths=(8, 32),
     row_buckets=(2,),
-    position_buckets=(64,),
+    position_buckets=(160,),
 )
+NARROW = replace(CONFIG, slots=2, prompts=0, extend_lengths=(8,), position_buckets=(64,))
+"""Two slots and no prompts, but two lengths of a row that a program reads."""
+
+
+pytestmark = pytest.mark.usefixtures("quick_to_compile", "shared_programs")
+
+
+@pytest.fixture(scope="module")
+def shared_programs() -> Iterator[None]:
+    """Engines of equal shapes run the same programs and stores: what is left in one must not matter to the next."""
+    with pytest.MonkeyPatch.context() as patch:
+        made = functools.cache(Programs)
+        patch.setattr(
+            "jaxrl.runtime.engine.Programs",
+            lambda model, config, *rest: made(model, replace(config, on_publish="recompute"), *rest),
+        )
+        yield
 
 
 def serve(policy: SmallPolicy, config: EngineConfig = CONFIG, **options: Any) -> AbstractAsyncContextManager[Engine]:
@@ -92,6 +113,14 @@ async def test_I2_I3_extended_episodes_have_the_logprobs_of_one_pass(policy: Sma
     assert max(worst(policy, p, policy.weights, temperature) for p in results.values()) < 1e-5
 
 
+async def test_I2_I3_however_far_a_program_reads_the_logprobs_are_those_of_one_pass(policy: SmallPolicy) -> None:
+    async with serve(policy, NARROW) as engine:
+        results = await play_all(engine, [(None, seed) for seed in range(5)], turns=6)
+    lengths = sorted(len(p.tokens) for p in results.values())
+    assert lengths[-1] > 64, "no row was longer than the first bucket"
+    assert max(worst(policy, p, policy.weights) for p in results.values()) < 1e-5
+
+
 async def test_I2_prefilled_tokens_are_exactly_prompts_and_observations(policy: SmallPolicy) -> None:
     async with serve(policy) as engine:
         results = await play_all(engine, [(None, seed) for seed in range(10)], turns=6)
@@ -131,8 +160,11 @@ async def test_I7_the_same_run_twice_is_the_same_to_the_bit(policy: SmallPolicy)
         np.testing.assert_array_equal(first[seed].logprobs, second[seed].logprobs)
 
 
-async def test_I11_no_length_turn_count_or_batch_size_compiles_beyond_the_budget(policy: SmallPolicy) -> None:
-    async with serve(policy) as engine:
+@pytest.mark.parametrize("config", [CONFIG, NARROW], ids=["rows", "positions"])
+async def test_I11_no_length_turn_count_or_batch_size_compiles_beyond_the_budget(
+    config: EngineConfig, policy: SmallPolicy
+) -> None:
+    async with serve(policy, config) as engine:
 
         async def everything() -> None:
             await play_all(engine, MIXED)
@@ -316,30 +348,27 @@ def test_a_context_beyond_the_model_is_refused(policy: SmallPolicy) -> None:
         trio.run(run)
 
 
-def test_decoding_copies_no_cache(policy: SmallPolicy) -> None:
+def test_decoding_copies_no_cache(policy: SmallPolicy, fully_optimized: None) -> None:
     """Structural, for the whole-store program: temporary memory far below one copy of the store."""
     config = EngineConfig(slots=32, context=480, prompts=2, prompt_context=32, decode_steps=8)
+    programs: Any = Programs(policy.model, config, policy.lora.scale, jnp.dtype(jnp.float32))
+    seen: dict[str, Any] = {}
 
-    async def memory() -> tuple[int, int]:
-        async with serve(policy, config) as engine:
-            seen: dict[str, Any] = {}
-            programs: Any = engine._programs
-            original = programs._decode
+    class Seen(Exception):
+        pass
 
-            def spy(*args: Any, **kwargs: Any) -> Any:
-                if kwargs["positions"] is None:
-                    seen.update(args=args, kwargs=kwargs)
-                return original(*args, **kwargs)
+    def spy(*args: Any, **kwargs: Any) -> Any:
+        seen.update(args=args, kwargs=kwargs)
+        raise Seen
 
-            programs._decode = spy
-            await play_all(engine, [(None, s) for s in range(32)], turns=12)
-            store_shape = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), programs._main)
-            compiled = original.lower(*seen["args"], **{**seen["kwargs"], "store": store_shape}).compile()
-            store = sum(x.nbytes for x in jax.tree.leaves(programs._main))
-            return compiled.memory_analysis().temp_size_in_bytes, store
-
-    temporary, store = trio.run(memory)
-    assert temporary < store / 4
+    original, programs._decode = programs._decode, spy
+    rows = [Row(slot, 470) for slot in range(32)]
+    with pytest.raises(Seen):
+        programs.decode(Policy(policy.weights, 0), rows, [Draw(1, 8, (0, slot), 0, 1.0, ()) for slot in range(32)])
+    assert seen["kwargs"]["positions"] is None, "the rows are read where they lie"
+    compiled = original.lower(*seen["args"], **seen["kwargs"]).compile()
+    store = sum(x.nbytes for x in jax.tree.leaves(programs._main))
+    assert compiled.memory_analysis().temp_size_in_bytes < store / 4
 
 
 def test_seeds_of_any_64_bits_give_distinct_tokens(policy: SmallPolicy) -> None:
@@ -357,7 +386,6 @@ def test_seeds_of_any_64_bits_give_distinct_tokens(policy: SmallPolicy) -> None:
 
 async def test_I9_episodes_that_wait_for_an_opponent_here_do_not_keep_the_slot_it_needs(policy: SmallPolicy) -> None:
     """Two episodes hold both slots while they wait for a third session; it is served, and nobody notices."""
-    config = replace(CONFIG, slots=2, prompts=0)
 
     async def duel(engine: Engine, seed: int) -> list[tuple[int, ...]]:
         said: list[tuple[int, ...]] = []
@@ -374,7 +402,7 @@ async def test_I9_episodes_that_wait_for_an_opponent_here_do_not_keep_the_slot_i
             async with serve(policy) as engine:
                 alone[seed] = await duel(engine, seed)
         together: dict[int, Any] = {}
-        async with serve(policy, config) as engine, trio.open_nursery() as nursery:
+        async with serve(policy, NARROW) as engine, trio.open_nursery() as nursery:
 
             async def one(seed: int) -> None:
                 together[seed] = await duel(engine, seed)

@@ -40,7 +40,7 @@ def taught(groups: list[TrajectoryGroup], teaching: Teaching) -> tuple[list[Datu
 
 def test_only_groups_that_teach_become_datums_and_the_others_are_counted() -> None:
     data, metrics = taught([group(1, 0), group(1, 1), group(0.5), group(0, 0, 3)], Teaching("mean"))
-    assert metrics == {"data/groups_trained": 2.0, "data/datums_per_episode": 1.0}
+    assert metrics == {"data/groups_trained": 2.0, "data/datums_per_episode": 1.0, "data/duplicated_tokens": 0.0}
     assert len(data) == 5
     assert [float(d.advantages[-1]) for d in data] == [0.5, -0.5, -1.0, -1.0, 2.0]
     assert len({d.episode for d in data}) == 5
@@ -53,6 +53,25 @@ def test_a_rewritten_episode_is_several_datums_and_the_reasons_are_counted() -> 
     assert metrics["data/datums_per_episode"] == 3.0
     assert metrics["data/split/thinking_stripped"] == 2.0
     assert metrics["data/split/prefix_changed"] == 2.0
+
+
+def test_what_rewriting_costs_is_counted_by_hand_on_three_turns() -> None:
+    prompt, thought, said, heard = (1, 2), (8, 8), (3,), (4, 5)
+    first, second = turn(prompt, thought + said), turn(prompt + said + heard, (8, 6), "thinking_stripped")
+    third = turn((*prompt, *said, *heard, 8, 6, 7), (9,))
+    data, metrics = taught([group(1, 0, turns=(first, second, third))], Teaching("mean"))
+    assert [d.tokens.tolist() for d in data[:2]] == [[1, 2, 8, 8, 3], [1, 2, 3, 4, 5, 8, 6, 7, 9]]
+    assert metrics == {
+        "data/groups_trained": 1.0,
+        "data/datums_per_episode": 2.0,
+        "data/duplicated_tokens": 4.0,  # the prompt, once more in each of two episodes
+        "data/split/thinking_stripped": 2.0,
+    }
+    unsplit = [*first.observation, *first.action.tokens, *second.observation[3:], *second.action.tokens, 7, 9]
+    extended = (first, turn(tuple(unsplit[:7]), (8, 6)), turn((*unsplit[:9], 7), (9,)))
+    _, metrics = taught([group(1, 0, turns=extended)], Teaching("mean"))
+    assert metrics["data/datums_per_episode"] == 1.0
+    assert metrics["data/duplicated_tokens"] == 0.0
 
 
 @pytest.mark.parametrize("stop", [StopReason.MAX_TURNS, StopReason.MAX_TOKENS, StopReason.CONTEXT_OVERFLOW])
@@ -69,7 +88,7 @@ def test_nothing_to_learn_is_a_normal_case() -> None:
     for groups in ([], [group(1, 1)], [group(1)]):
         data, metrics = taught(groups, Teaching("mean_std", True))
         assert data == []
-        assert metrics == {"data/groups_trained": 0.0, "data/datums_per_episode": 0.0}
+        assert metrics == {"data/groups_trained": 0.0, "data/datums_per_episode": 0.0, "data/duplicated_tokens": 0.0}
 
 
 # --- the schedule ---------------------------------------------------------------------------------

@@ -64,6 +64,30 @@ def test_a_batch_by_hand() -> None:
     assert (m["env/hard/reward/total"], m["env/hard/total_turns"]) == (0.5, 1)
 
 
+def called(tool: str, calls: float, errors: float, timeouts: float, seconds: float) -> dict[str, float]:
+    numbers = {"calls": calls, "errors": errors, "timeouts": timeouts, "seconds": seconds}
+    return {f"tool/{tool}/{what}": value for what, value in numbers.items()}
+
+
+def test_what_a_call_came_to_is_a_quotient_of_sums_not_a_mean_of_means() -> None:
+    busy = episode(turn(1, 1, called("look", 6, 0, 0, 3.0)), turn(1, 1, called("look", 2, 1, 1, 60.0)))
+    idle, other = episode(turn(1, 1)), episode(turn(1, 1, called("look", 1, 1, 0, 0.5) | called("a/b", 0, 0, 0, 0.0)))
+    lost = episode(turn(1, 1, called("look", 99, 99, 99, 99.0)), stop=StopReason.TOOL_ERROR)
+    m = rollout_metrics([group((0.0,) * 4, busy, idle, other, lost)])
+    assert {name.removeprefix("env/all/tool/"): v for name, v in m.items() if "/tool/" in name} == pytest.approx(
+        {
+            "look/calls": 9 / 3,
+            "look/errors": 2 / 3,
+            "look/timeouts": 1 / 3,
+            "look/seconds": 63.5 / 3,
+            "look/error_rate": 2 / 9,
+            "look/timeout_rate": 1 / 9,
+            "look/seconds_per_call": 63.5 / 9,
+            **{f"a/b/{what}": 0.0 for what in ("calls", "errors", "timeouts", "seconds")},
+        }
+    )
+
+
 def test_endings_sum_to_one_and_make_the_ratios() -> None:
     m = rollout_metrics(TWO)
     stops = {name: v for name, v in m.items() if name.startswith("rollout/stop/")}

@@ -194,7 +194,7 @@ async def test_a_server_that_is_not_there_is_a_fault() -> None:
 async def test_an_attempt_is_bounded_as_a_whole(slow: Answer) -> None:
     async with serving(slow, says("in time")) as server:
         assert (await hosted(server, timeout=0.3).reply(ASK)).content == "in time"
-    assert 0.3 <= server.times[1] - server.times[0] < 3
+    assert 0.25 <= server.times[1] - server.times[0] < 3  # the server sees the first attempt a little late
 
 
 async def test_all_attempts_together_are_bounded() -> None:

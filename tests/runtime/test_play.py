@@ -1,6 +1,7 @@
 """A person in the place of the model: any env, as text; everything is closed once, however it ends."""
 
 import math
+import os
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import trio
 from episodes import BYTES, END, RENDERER, CountingBuilder, Echo, nap
 
 from envs import guess_number, tool_use
+from jaxrl.cli import main
 from jaxrl.env import ActionExtra, Env, EnvGroupBuilder, MessageEnv, StepResult, StopCondition
 from jaxrl.runtime.message_env import MessageEnvGroupBuilder
 from jaxrl.runtime.play import group_at, play, play_dataset, turn_tokens
@@ -275,28 +277,46 @@ async def test_a_split_that_is_not_there() -> None:
 
 # --- the command -------------------------------------------------------------------------------------
 
-COMMAND = (sys.executable, "-m", "jaxrl.cli", "play", "recipes.guess_number")
+
+@contextmanager
+def piped(text: bytes) -> Iterator[None]:
+    """Descriptor 0 gives this text and ends."""
+    kept, (read, write) = os.dup(0), os.pipe()
+    os.write(write, text)
+    os.close(write)
+    os.dup2(read, 0)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 0)
+        os.close(kept)
+        os.close(read)
 
 
-def test_the_command_plays_what_is_piped_in() -> None:
+def test_the_command_plays_what_is_piped_in(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ("split=train", "index=1", "dataset_builder.high=3", "dataset_builder.turns=3")
-    game = subprocess.run((*COMMAND, *arguments), input="1\n2\n3", capture_output=True, text=True, cwd=ROOT)
-    assert (game.returncode, game.stderr) == (0, "")
-    assert "<|im_start|>user\nGuess 1-3. 3 tries.<|im_end|>" in game.stdout
+    with piped(b"1\n2\n3"):
+        assert main(["play", "recipes.guess_number", *arguments]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert "<|im_start|>user\nGuess 1-3. 3 tries.<|im_end|>" in out
     secret = guess_number.tasks("train", 2, high=3, turns=3)[1].target
-    assert f"[reward 1, success 1, guesses {secret}, valid_guesses 1]" in game.stdout
-    assert f"[the end: terminated, reward 1 in {secret} turn" in game.stdout
+    assert f"[reward 1, success 1, guesses {secret}, valid_guesses 1]" in out
+    assert f"[the end: terminated, reward 1 in {secret} turn" in out
 
 
-def test_I9_ctrl_c_while_it_waits_for_a_line_ends_the_command() -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_I9_a_signal_while_it_waits_for_a_line_ends_the_command(how: signal.Signals) -> None:
+    command = (sys.executable, "-m", "jaxrl.cli", "play", "recipes.guess_number")
     with subprocess.Popen(
-        COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
     ) as game:
         assert game.stdout is not None
         shown = ""
         while not shown.endswith("> "):
             shown += game.stdout.read(1)
-        game.send_signal(signal.SIGINT)
+        game.send_signal(how)
         _, complaint = game.communicate(timeout=60)
-    assert game.returncode == 130
+    assert game.returncode == 128 + how
     assert complaint == "\njaxrl play: interrupted\n"

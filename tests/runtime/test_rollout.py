@@ -25,6 +25,8 @@ from jaxrl.runtime.strategy import MinViableGroup, RetryOnFailure
 from jaxrl.tools import ToolFault
 from jaxrl.types import StopReason, TrajectoryGroup
 
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
 PLAN = RolloutPlan((0, "train", 0), Limits(6))
 PLACES = ["make_envs", "initial_observation", "step", "close", "compute_group_rewards", "cleanup"]
 
@@ -110,10 +112,12 @@ async def test_a_reward_that_is_no_number_is_an_error_not_a_group_without_signal
 # --- I3 and I7, with a real engine ----------------------------------------------------------------
 
 
-async def rolled(builders: list[CountingBuilder], temperature: float = 1.0) -> tuple[list[TrajectoryGroup], Engine]:
+async def rolled(
+    builders: list[CountingBuilder], temperature: float = 1.0, play: Any = run_group
+) -> tuple[list[TrajectoryGroup], Engine]:
     plan = RolloutPlan((3, "train", 1), Limits(6), temperature)
     async with open_engine(TALKER, talker(), config=ENGINE) as engine:
-        return await run_batch(partial(run_group, engine), builders, plan), engine
+        return await run_batch(partial(play, engine), builders, plan), engine
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
@@ -132,18 +136,20 @@ async def test_I3_the_trainers_logprobs_are_the_samplers_through_the_whole_path(
     assert np.exp(batch.logp_sampler[batch.mask]).std() > 0.01, "a uniform model would hide errors"
 
 
-async def test_I7_trajectories_do_not_depend_on_when_a_group_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_I7_trajectories_do_not_depend_on_when_a_group_starts() -> None:
     expected, _ = await rolled(prompts(5))
-    original = run_group
+    started: list[list[int]] = []
     for order in ([4, 2, 0, 3, 1], [1, 3, 4, 0, 2]):
 
-        async def later(*args: Any, group: int, order: list[int] = order, **options: Any) -> TrajectoryGroup:
+        async def later(*args: Any, group: int, order: list[int] = order) -> TrajectoryGroup:
             for _ in range(7 * order.index(group)):
                 await trio.lowlevel.checkpoint()
-            return await original(*args, group=group, **options)
+            started[-1].append(group)
+            return await run_group(*args, group=group)
 
-        monkeypatch.setattr("jaxrl.runtime.rollout.run_group", later)
-        groups, _ = await rolled(prompts(5))
+        started.append([])
+        groups, _ = await rolled(prompts(5), play=later)
+        assert started[-1] == order
         assert [tokens(g) for g in groups] == [tokens(g) for g in expected]
     distinct = {tokens(g) for g in expected}
     assert len(distinct) == 5
