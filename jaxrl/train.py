@@ -320,7 +320,7 @@ def _checked(config: Config, executor: Executor | None) -> _Plan:
             "they do not belong together"
         )
     renderer = config_renderer(config, tokenizer)
-    train, test = trio.run(_datasets, config, renderer)
+    train, test = run_interruptible(_datasets, config, renderer)
     steps = _steps(config, train)
     _check_used(config, train, test)
     optimizer = _optimizer(config, steps)

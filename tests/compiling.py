@@ -1,19 +1,32 @@
 """How hard XLA tries in tests: fixtures for files that compile much and compute little."""
 
+import functools
 from collections.abc import Iterator
-from functools import partial
+from typing import Any
 
 import jax
 import pytest
 
-_jit = jax.jit
-_quick_jit = partial(jax.jit, compiler_options={"xla_cpu_use_fusion_emitters": False})
+_JIT = jax.jit
+_OPTIONS = {"xla_cpu_use_fusion_emitters": False}
 """LLVM takes long over what the emitters of fusions write, and gains nothing on small arrays."""
+
+
+@functools.cache
+def _known_options() -> dict[str, Any]:
+    """The options, if this version of XLA has them."""
+    try:
+        _JIT(lambda: 0, compiler_options=_OPTIONS).lower().compile()
+    except jax.errors.JaxRuntimeError as error:
+        if "No such compile option" not in str(error):
+            raise
+        return {}
+    return _OPTIONS
 
 
 def _compile_quickly(quickly: bool) -> None:
     jax.config.update("jax_disable_most_optimizations", quickly)
-    jax.jit = _quick_jit if quickly else _jit
+    jax.jit = functools.partial(_JIT, compiler_options=_known_options()) if quickly else _JIT
 
 
 @pytest.fixture(scope="module")

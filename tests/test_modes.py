@@ -484,13 +484,16 @@ EXECUTORS: dict[str, Callable[[], Executor]] = {
 }
 
 
-@pytest.mark.parametrize("where", EXECUTORS)
+@pytest.mark.parametrize(
+    ("where", "reached"),
+    [("threads", {"rollout_host": "0.0.0.0", "rollout_advertised": "127.0.0.1"}), ("processes", {})],
+)
 def test_groups_of_an_executor_are_those_played_here(
-    where: str, finished: dict[str, Path], model: str, tmp_path: Path
+    where: str, reached: dict[str, Any], finished: dict[str, Path], model: str, tmp_path: Path
 ) -> None:
     config = small(model, tmp_path / "run", max_steps=1, optimizer=SMOOTH, num_groups_to_log=100, data=FLAT)
     with EXECUTORS[where]() as executor:
-        run = main(config, rollout_executor=executor)
+        run = main(config, rollout_executor=executor, **reached)
     assert records(run, 0) == records(finished["in turn"], 0)
 
 
@@ -709,4 +712,19 @@ def test_I12_executors_that_cannot_work_are_refused_before_a_weight_is_read(
     monkeypatch.setattr("jaxrl.train.load_policy", lambda *_, **__: pytest.fail("a weight was read"))
     with pytest.raises(ValueError, match=message):
         main(small(model, tmp_path / "run", **changes), rollout_executor=executor)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("executor", "reached", "message"),
+    [
+        (None, {"rollout_host": "0.0.0.0"}, "has no effect: there is no rollout_executor"),
+        (ThreadPoolExecutor(1), {"rollout_host": "0.0.0.0"}, "say how clients reach this machine"),
+    ],
+)
+def test_I12_where_workers_are_listened_for_is_checked_first(
+    executor: Executor | None, reached: dict[str, Any], message: str, model: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        main(small(model, tmp_path / "run"), rollout_executor=executor, **reached)
     assert not (tmp_path / "run").exists()

@@ -29,7 +29,8 @@ SMALL = """
 """
 
 
-def test_I9_I10_ctrl_c_leaves_a_run_that_can_be_continued_and_no_process(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM], ids=lambda how: how.name)
+def test_I9_I10_ctrl_c_leaves_a_run_that_can_be_continued_and_no_process(how: signal.Signals, tmp_path: Path) -> None:
     run = tmp_path / "run"
     command = [sys.executable, "-m", "recipes.guess_number", *SMALL.split(), f"log_path={run}"]
     child = subprocess.Popen(
@@ -38,9 +39,9 @@ def test_I9_I10_ctrl_c_leaves_a_run_that_can_be_continued_and_no_process(tmp_pat
     deadline = time.monotonic() + 240
     while not list(run.glob("checkpoints/[0-9]*")) and child.poll() is None and time.monotonic() < deadline:
         time.sleep(0.05)
-    child.send_signal(signal.SIGINT)
+    child.send_signal(how)
     said, errors = child.communicate(timeout=60)
-    assert child.returncode == 130, errors
+    assert child.returncode == 128 + how, errors
     assert said == ""
     last = errors.strip().splitlines()[-1]
     assert last.startswith("interrupted; the last checkpoint is whole")

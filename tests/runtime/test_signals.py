@@ -42,7 +42,7 @@ def test_I9_a_signal_in_the_middle_of_a_group_closes_everything_once(how: int, k
     async def act(where: str, member: int) -> None:
         if where == "step" and member == 1:
             await send(how)
-        await nap(0.01 if where in ("close", "cleanup") else 10)
+        await nap(10 if where == "step" else 0.01)
 
     async def main() -> None:
         await run_batch(partial(run_group, engine), [CountingBuilder(log, act=act)], RolloutPlan((0,), Limits(6)))
