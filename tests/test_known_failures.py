@@ -258,6 +258,7 @@ TABLE: dict[str, Row] = {
         "chat/test_every_family.py::test_a_cut_turn_is_closed_like_one_that_stopped",
     ),
     "P01": row(
+        "chat/test_every_family.py::test_P01_markers_spelled_in_an_argument_are_text",
         "chat/test_gemma.py::test_P01_nothing_inside_an_argument_ends_the_call",
         "chat/test_glm.py::test_P01_markers_are_ids_not_text",
         "chat/test_harmony.py::test_P01_markers_are_ids_not_text",
@@ -265,6 +266,7 @@ TABLE: dict[str, Row] = {
         "chat/test_renderer.py::test_P01_a_closing_tag_inside_an_argument_is_harmless",
     ),
     "P03": row(
+        "chat/test_every_family.py::test_P03_arguments_as_models_write_them_are_a_call_or_an_error_that_teaches",
         "chat/test_deepseek.py::test_P03_damage_inside_a_call_is_content_that_teaches",
         "chat/test_deepseek.py::test_P03_v3_1_reads_bare_arguments",
         "chat/test_gemma.py::test_P03_an_unreadable_call_tells_the_model_what_to_write",

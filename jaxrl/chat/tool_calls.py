@@ -105,6 +105,7 @@ def _name_and_arguments(found: dict[str, tuple[Any, str]], key: str) -> tuple[st
     arguments, text = found[key]
     if not isinstance(arguments, dict):
         raise ValueError(f'"{key}" is {_kind(arguments)}, not a JSON object')
+    json_members(text)  # a member given twice is as wrong in there
     return name, text
 
 

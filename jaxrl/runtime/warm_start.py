@@ -8,6 +8,7 @@ import abc
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from jax.sharding import Mesh
@@ -43,12 +44,16 @@ class WarmStart:
     """How long and how fast to learn from whom.
 
     batch_size: conversations a step. The learning rate climbs over a tenth of the steps and falls to zero.
+    train_on: which of the assistant's messages are learned (`jaxrl.chat.supervised.TrainOnWhat`).
     """
 
     demonstrator: Demonstrator
     steps: int = 150
     batch_size: int = 64
     learning_rate: float = 3e-3
+    train_on: Literal["all_assistant_messages", "last_assistant_message", "last_assistant_turn"] = (
+        "all_assistant_messages"
+    )
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch_size"):
@@ -107,6 +112,6 @@ def _batches(config: WarmStart, renderer: Renderer, seed: int) -> Iterator[list[
         yield [
             supervised_datum(sequence, episode=episode)
             for episode, shown in enumerate(played)
-            for sequence in supervise(renderer, shown.messages, shown.tools)
+            for sequence in supervise(renderer, shown.messages, shown.tools, train_on=config.train_on)
         ]
         step += 1

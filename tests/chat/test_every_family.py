@@ -137,6 +137,61 @@ def test_what_a_turn_says_survives_being_written_and_read(name: str, data: st.Da
     assert [c.name for c in first.message.tool_calls] == [c.name for c in calls]
 
 
+BODY = '{"key": "placeholder"}'
+READABLE = {
+    "nested": '{"key": {"a": [1, {"b": "}"}]}}',
+    "escaped": '{"key": "a \\"quoted\\" \\\\ \\n \\u00e9"}',
+    "braces": '{"key": "}{][,:"}',
+    "huge number": '{"key": 123456789012345678901234567890}',
+    "no space": '{"key":"x","b":[]}',
+}
+UNREADABLE = {
+    "single quotes": "{'key': 'x'}",
+    "trailing comma": '{"key": "x",}',
+    "duplicate key": '{"key": "x", "key": "y"}',
+    "unterminated": '{"key": "x',
+    "no object": "key=x",
+    "nothing": "",
+    "deep": '{"key": ' + "[" * 100_000,
+}
+
+
+def replaced(r: Renderer, body: str) -> tuple[int, ...] | None:
+    """A turn that calls a tool with `body` for its arguments; None in a family that does not write them as JSON."""
+    turn = r.turn(Message("assistant", tool_calls=(ToolCall("look", BODY),)))
+    written = tuple(r.tokenizer.encode(BODY))
+    at = next((i for i in range(len(turn)) if turn[i : i + len(written)] == written), None)
+    return None if at is None else (*turn[:at], *r.tokenizer.encode(body), *turn[at + len(written) :])
+
+
+@every_family
+def test_P03_arguments_as_models_write_them_are_a_call_or_an_error_that_teaches(name: str) -> None:
+    r = renderer(name)
+    if not with_tools(r) or replaced(r, BODY) is None:
+        pytest.skip("the family's arguments are not JSON, or it has no tools")
+    for what, body in READABLE.items():
+        parsed = r.parse(replaced(r, body) or ())
+        assert [c.arguments for c in parsed.message.tool_calls] == [body], what
+        assert parsed.outcome is Outcome.STOPPED
+    for what, body in UNREADABLE.items():
+        parsed = r.parse(replaced(r, body) or ())
+        assert not parsed.message.tool_calls, what
+        taught = [bad.error for bad in parsed.message.malformed_calls]
+        assert all(len(error) > 20 for error in taught)
+        assert taught or parsed.outcome is Outcome.MALFORMED or body in parsed.message.content, what
+
+
+@every_family
+def test_P01_markers_spelled_in_an_argument_are_text(name: str) -> None:
+    r = renderer(name)
+    if not with_tools(r):
+        pytest.skip("the family has no tools")
+    call = ToolCall("look", json.dumps({"key": " ".join(spellings(r.family))}, ensure_ascii=False))
+    parsed = r.parse(r.turn(Message("assistant", tool_calls=(call,))))
+    assert parsed.outcome is Outcome.STOPPED
+    assert [json.loads(c.arguments) for c in parsed.message.tool_calls] == [json.loads(call.arguments)]
+
+
 @every_family
 def test_T05_thoughts_of_earlier_turns_are_kept_or_dropped_as_the_flag_says(name: str) -> None:
     if find_family(name).thoughts is None:

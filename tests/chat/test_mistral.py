@@ -315,7 +315,7 @@ def test_reading_is_linear(name: str, unit: str) -> None:
         r.parse((*turn, *END))
         return time.process_time() - start
 
-    assert seconds(400_000) < 16 * max(seconds(100_000), 0.05)
+    assert seconds(400_000) < 12 * seconds(100_000) + 0.5
 
 
 @pytest.mark.full
