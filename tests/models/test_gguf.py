@@ -249,10 +249,10 @@ def test_smollm2_equals_transformers(smollm2: Path) -> None:
     ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
     theirs = AutoModelForCausalLM.from_pretrained(str(smollm2.parent), gguf_file=smollm2.name, dtype=torch.float32)
     with torch.no_grad():
-        want = theirs(torch.tensor([ids])).logits.numpy()
+        exact = theirs.double()(torch.tensor([ids])).logits.numpy()  # in float32 it is as far from this as we are
     got = our_logits(model.config, model.params, np.array([ids]))
-    np.testing.assert_allclose(got, want, atol=5e-4)
-    assert np.abs(got - want).mean() < 5e-5
+    np.testing.assert_allclose(got, exact, atol=1e-4, rtol=1e-5)  # logits reach 38
+    assert np.abs(got - exact).mean() < 2e-5
     assert tokenizer.decode(got[0, -1].argmax()).strip() == "The"
 
 
