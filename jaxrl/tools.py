@@ -29,7 +29,7 @@ from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 import anyio
 
 from jaxrl.env import EnvironmentFault
-from jaxrl.types import Message, Metrics, ToolCall, ToolSpec
+from jaxrl.types import MalformedToolCall, Message, Metrics, ToolCall, ToolSpec
 
 _Result = TypeVar("_Result")
 
@@ -110,7 +110,9 @@ def _schema(annotation: Any) -> dict[str, Any]:
     if isinstance(annotation, type) and annotation in _PLAIN:
         return {"type": _PLAIN[annotation]}
     if typing.get_origin(annotation) is Literal:
-        return {"enum": list(typing.get_args(annotation))}
+        options = list(typing.get_args(annotation))
+        kinds = {_PLAIN.get(type(option)) for option in options}
+        return {**({"type": kinds.pop()} if len(kinds) == 1 and None not in kinds else {}), "enum": options}
     if typing.get_origin(annotation) is list:
         return {"type": "array", "items": _schema(typing.get_args(annotation)[0])}
     inner = _without_none(annotation)
@@ -165,7 +167,11 @@ def _finite(value: float, where: str) -> float:
 
 
 def _wrong_type(value: Any, expected: str, where: str) -> ToolError:
-    return ToolError(f"argument {where} must be {expected}, got {_clip(json.dumps(value))}")
+    try:
+        given = json.dumps(value)
+    except RecursionError:
+        given = "a value that is nested too deeply"
+    return ToolError(f"argument {where} must be {expected}, got {_clip(given)}")
 
 
 def _clip(text: str, limit: int = 60) -> str:
@@ -302,11 +308,12 @@ def _parameter(
         description = description or next((note for note in notes if isinstance(note, str)), "")
     if not description:
         raise TypeError(f"{where} is undocumented; add a line `{parameter.name}: what it is` under `Args:`")
+    found = _Parameter(parameter.name, annotation, description, parameter.default)
     try:
-        _schema(annotation)
+        json.dumps(found.schema())
     except TypeError as error:
-        raise TypeError(f"{where}: {error}") from None
-    return _Parameter(parameter.name, annotation, description, parameter.default)
+        raise TypeError(f"{where}: {error}; the model reads annotation and default as JSON") from None
+    return found
 
 
 def _read_docstring(doc: str) -> tuple[str, dict[str, str]]:
@@ -331,6 +338,8 @@ def _read_docstring(doc: str) -> tuple[str, dict[str, str]]:
 
 # --- running the calls of one message -------------------------------------------------------------
 
+_COUNTED = ("tool_calls", "tool_errors", "malformed_calls")
+
 CALL_SECONDS = 60.0
 """How long a call may take unless its environment says otherwise."""
 
@@ -339,10 +348,11 @@ CALL_SECONDS = 60.0
 class CallReport:
     """The calls of one message that ran (`calls[i]` gave `results[i]`) and the replies for the model.
 
-    messages: results in call order, each with the id of its call, then one reply per malformed call.
-    metrics: `tool_calls`, `tool_errors`, `malformed_calls`; of every tool that was called `tool/<name>/calls`,
-    `/errors`, `/timeouts` (errors too) and `/seconds`; the tools' own metrics. All are sums, which stay true when they
-    are added up over turns and episodes; a rate is a quotient of two of them.
+    messages: a reply to every call in the order of the turn, each with the id of its call; a malformed call is answered
+    with its error. Where calls were left unrun, the calls after the one that stopped have no reply, malformed or not.
+    metrics: `tool_calls`, `tool_errors`, `malformed_calls` (all of the turn's, answered or not); of every tool that was
+    called `tool/<name>/calls`, `/errors`, `/timeouts` (errors too) and `/seconds`; the tools' own metrics. All are
+    sums, which stay true when they are added up over turns and episodes; a rate is a quotient of two of them.
     """
 
     messages: tuple[Message, ...]
@@ -359,7 +369,7 @@ async def report_calls(
     parallel: bool = False,
     call_seconds: float | None = CALL_SECONDS,
 ) -> CallReport:
-    """Run a message's calls and report on them in call order.
+    """Run a message's calls and report on them in the order of the turn, in which malformed ones are answered too.
 
     parallel: False runs one call after another, and a result with `should_stop` leaves those after it unrun. True
     starts all of them at once, in no order, and waits for all: `should_stop` then stops nothing that runs, so that
@@ -376,11 +386,10 @@ async def report_calls(
         raise ValueError(f"call_seconds={call_seconds}: expected a positive number of seconds, or None for no limit")
     table = tools if isinstance(tools, Mapping) else tool_table(tools)
     run = _side_by_side if parallel and len(message.tool_calls) > 1 else _one_by_one
-    ran = await run([partial(_run_call, table, call, call_seconds) for call in message.tool_calls])
-    replies = [_reply(each.result.content, each.call) for each in ran]
-    replies += [_reply(f"Error: {malformed.error}") for malformed in message.malformed_calls]
+    answered = await run([partial(_answer, table, call, call_seconds) for call in message.calls])
+    ran = [each for each in answered if isinstance(each, _Ran)]
     return CallReport(
-        messages=tuple(replies),
+        messages=tuple(_reply(each) for each in answered),
         calls=tuple(each.call for each in ran),
         results=tuple(each.result for each in ran),
         should_stop=any(each.result.should_stop for each in ran),
@@ -398,25 +407,28 @@ class _Ran:
     timed_out: bool = False
 
 
-_Job = Callable[[], Awaitable[_Ran]]
+_Answer = _Ran | MalformedToolCall
+"""What a call came to: one that could not be read stays what it is, and carries its own answer."""
+
+_Job = Callable[[], Awaitable[_Answer]]
 
 
-async def _one_by_one(jobs: Sequence[_Job]) -> list[_Ran]:
+async def _one_by_one(jobs: Sequence[_Job]) -> list[_Answer]:
     """What the jobs up to the first that asks to stop came to."""
-    ran: list[_Ran] = []
+    answers: list[_Answer] = []
     for job in jobs:
-        ran.append(await job())
-        if ran[-1].result.should_stop:
+        answers.append(answer := await job())
+        if isinstance(answer, _Ran) and answer.result.should_stop:
             break
-    return ran
+    return answers
 
 
-async def _side_by_side(jobs: Sequence[_Job]) -> list[_Ran]:
+async def _side_by_side(jobs: Sequence[_Job]) -> list[_Answer]:
     """What the jobs came to, in their order, whatever order they end in."""
-    ran: dict[int, _Ran] = {}
+    answers: dict[int, _Answer] = {}
 
     async def one(index: int) -> None:
-        ran[index] = await jobs[index]()
+        answers[index] = await jobs[index]()
 
     try:
         async with anyio.create_task_group() as group:
@@ -427,7 +439,11 @@ async def _side_by_side(jobs: Sequence[_Job]) -> list[_Ran]:
         if others:
             raise
         raise fault from fault.__cause__  # alone it is what it would have been without the others
-    return [ran[index] for index in range(len(jobs))]
+    return [answers[index] for index in range(len(jobs))]
+
+
+async def _answer(table: Mapping[str, Tool], call: ToolCall | MalformedToolCall, seconds: float | None) -> _Answer:
+    return await _run_call(table, call, seconds) if isinstance(call, ToolCall) else call
 
 
 async def _run_call(table: Mapping[str, Tool], call: ToolCall, seconds: float | None) -> _Ran:
@@ -449,6 +465,8 @@ async def _in_time(tool: Tool, arguments: str, seconds: float | None) -> ToolRes
         result = await tool.execute(arguments)
         if not isinstance(result, ToolResult):
             raise TypeError(f"execute returned {type(result).__name__}; expected a ToolResult")
+        if taken := [key for key in result.metrics if key in _COUNTED or key.startswith("tool/")]:
+            raise ValueError(f"its metric {taken[0]!r} has a name that counts the calls themselves; rename it")
         return result
     return None
 
@@ -472,9 +490,12 @@ def _refusal(why: str) -> ToolResult:
     return ToolResult(f"Error: {why}", is_error=True)
 
 
-def _reply(content: str, call: ToolCall | None = None) -> Message:
-    name, call_id = (call.name, call.id) if call else (None, None)
-    return Message("tool", _encodable(content), name=name and _encodable(name), call_id=call_id and _encodable(call_id))
+def _reply(answer: _Answer) -> Message:
+    if isinstance(answer, MalformedToolCall):
+        content, name, id = f"Error: {answer.error}", None, answer.id
+    else:
+        content, name, id = answer.result.content, answer.call.name, answer.call.id
+    return Message("tool", _encodable(content), name=name and _encodable(name), call_id=id and _encodable(id))
 
 
 def _encodable(text: str) -> str:

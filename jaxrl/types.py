@@ -38,10 +38,16 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class MalformedToolCall:
-    """A tool-call block whose content could not be read; `error` is addressed to the model."""
+    """A tool-call block whose content could not be read; `error` is addressed to the model.
+
+    id: the one it was given, in families whose calls have one. place: how many readable calls of its message stand
+    before it.
+    """
 
     text: str
     error: str
+    id: str | None = None
+    place: int = 0
 
 
 @dataclass(frozen=True)
@@ -55,6 +61,13 @@ class Message:
     malformed_calls: tuple[MalformedToolCall, ...] = ()
     name: str | None = None  # for role "tool": which tool answered
     call_id: str | None = None  # for role "tool": the id of the call it answers, in families whose calls have one
+
+    @property
+    def calls(self) -> tuple[ToolCall | MalformedToolCall, ...]:
+        """Every call in the order of the turn, whether it could be read or not."""
+        readable = [(k, 1, call) for k, call in enumerate(self.tool_calls)]
+        malformed = [(bad.place, 0, bad) for bad in self.malformed_calls]  # in front of the call that has its number
+        return tuple(call for _, _, call in sorted([*malformed, *readable], key=lambda placed: placed[:2]))
 
 
 @dataclass(frozen=True)

@@ -125,7 +125,7 @@ def test_schema_is_read_from_annotations_and_docstring():
                 "description": "one a word",
                 "default": None,
             },
-            "mode": {"enum": ["exact", "fuzzy"], "description": "how to compare", "default": "exact"},
+            "mode": {"type": "string", "enum": ["exact", "fuzzy"], "description": "how to compare", "default": "exact"},
             "strict": {"type": "boolean", "description": "fail when nothing is found", "default": False},
         },
         "required": ["query"],
@@ -392,7 +392,7 @@ def test_unknown_and_malformed_calls_are_answered_and_the_valid_ones_run():
     message = Message(
         "assistant",
         tool_calls=(ToolCall("serch", "{}"), ToolCall("no_parameters", "{}")),
-        malformed_calls=(MalformedToolCall("<tool_call>{", "close the brace"),),
+        malformed_calls=(MalformedToolCall("<tool_call>{", "close the brace", place=2),),
     )
     got = report([no_parameters, search], message)
     assert [reply.content for reply in got.messages] == [
@@ -484,21 +484,60 @@ async def test_T15_calls_side_by_side_take_the_longest_and_are_answered_in_call_
     assert [call.id for call in got.calls] == ["id0", "id1", "id2"]
 
 
-MALFORMED = (MalformedToolCall("<tool_call>{", "close the brace"),)
+def test_replies_to_malformed_calls_stand_where_the_calls_do_and_have_their_ids():
+    bad = (("first", 0), ("second", 0), ("third", 1), ("fourth", 2))
+    message = Message(
+        "assistant",
+        tool_calls=(ToolCall("no_parameters", "{}", "a"), ToolCall("serch", "{}", "b")),
+        malformed_calls=tuple(MalformedToolCall("{", error, f"bad {error}", place) for error, place in bad),
+    )
+    got = report([no_parameters], message)
+    assert [(reply.call_id, reply.content[:13]) for reply in got.messages] == [
+        ("bad first", "Error: first"),
+        ("bad second", "Error: second"),
+        ("a", '{"a": 1}'),
+        ("bad third", "Error: third"),
+        ("b", "Error: unknow"),
+        ("bad fourth", "Error: fourth"),
+    ]
+    assert [reply.call_id for reply in got.messages] == [call.id for call in message.calls]
+    assert [call.id for call in got.calls] == ["a", "b"]
+    assert [result.is_error for result in got.results] == [False, True]
+    assert (got.metrics["tool_errors"], got.metrics["malformed_calls"]) == (1.0, 4.0)
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+async def test_after_the_call_that_stops_malformed_ones_are_answered_only_where_all_calls_run(parallel: bool):
+    message = Message(
+        "assistant",
+        tool_calls=(ToolCall("submit", '{"answer": "4"}'), ToolCall("no_parameters", "{}")),
+        malformed_calls=(MalformedToolCall("{", "before"), MalformedToolCall("{", "after", place=1)),
+    )
+    got = await report_calls([submit, no_parameters], message, parallel=parallel)
+    everything = ["Error: before", "got 4", "Error: after", '{"a": 1}']
+    assert [reply.content for reply in got.messages] == (everything if parallel else everything[:2])
+    assert got.should_stop
+    assert got.metrics["malformed_calls"] == 2.0, "the model wrote them, answered or not"
+
+
+PLACES = st.lists(st.integers(0, 5), max_size=3).map(sorted)
 ANY_CALL = st.one_of(
     st.floats(0, 9, allow_subnormal=False).map(lambda s: ToolCall("nap", str(s))),
     st.sampled_from([ToolCall("refuse", ""), ToolCall("serch", "{}", "x"), ToolCall("search", "[")]),
 )
 
 
-@given(st.lists(ANY_CALL, max_size=5), st.sampled_from([(), MALFORMED]))
-def test_P05_the_same_calls_have_the_same_replies_however_they_are_run(asked: list[ToolCall], malformed):
+@given(st.lists(ANY_CALL, max_size=5), PLACES)
+def test_P05_the_same_calls_have_the_same_replies_however_they_are_run(asked: list[ToolCall], places: list[int]):
     """Training and evaluation step the same env, whose calls come through here."""
+    malformed = tuple(MalformedToolCall("{", "close the brace", f"bad{k}", place) for k, place in enumerate(places))
     message = Message("assistant", tool_calls=tuple(asked), malformed_calls=malformed)
     one, other = (_in_virtual_time(message, parallel=parallel, call_seconds=5.0) for parallel in (False, True))
     assert (one.messages, one.calls, one.results) == (other.messages, other.calls, other.results)
     assert one.metrics == pytest.approx(other.metrics)
-    assert [m.call_id for m in one.messages] == [*(call.id for call in asked), *(None for _ in malformed)]
+    assert [m.call_id for m in one.messages] == [call.id for call in message.calls]
+    assert [call for call in message.calls if isinstance(call, ToolCall)] == asked
+    assert [call for call in message.calls if isinstance(call, MalformedToolCall)] == [*malformed]
 
 
 def _in_virtual_time(message: Message, **how: Any) -> CallReport:
@@ -686,3 +725,26 @@ def test_a_tool_without_schema_reads_its_arguments_like_the_others():
     assert read_arguments("") == {}
     with pytest.raises(ToolError, match="must be a JSON object"):
         read_arguments("[]")
+
+
+def test_a_default_that_is_no_json_is_refused_where_the_tool_is_made():
+    def f(x: int = object()) -> str:  # pyright: ignore[reportArgumentType]
+        """Do.
+
+        Args:
+            x: a number
+        """
+        return str(x)
+
+    with pytest.raises(TypeError, match=r"tool 'f', parameter 'x': .*not JSON serializable"):
+        tool(f)
+
+
+async def test_a_tool_may_not_count_its_own_calls():
+    @tool
+    def count() -> ToolResult:
+        """Count."""
+        return ToolResult("1", metrics={"tool_calls": 7.0})
+
+    with pytest.raises(ToolFault, match="metric 'tool_calls' has a name that counts the calls themselves"):
+        await report_calls([count], Message("assistant", tool_calls=(ToolCall("count", "{}"),)))

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from jaxrl.chat.renderer import Marker, Piece, spell
+from jaxrl.chat.tool_calls import assistant_message
 from jaxrl.types import MalformedToolCall, Message, ToolCall
 
 
@@ -55,13 +56,7 @@ class Turn:
     def message(self, thinking: str | None, text: str) -> Message:
         """As a message, with the thought and the text as the family trims them."""
         rest = [later.strip() for later in self.later if later.strip()]
-        return Message(
-            "assistant",
-            "\n".join([text, *rest] if text else rest),
-            thinking=thinking,
-            tool_calls=tuple(r for r in self.results if isinstance(r, ToolCall)),
-            malformed_calls=tuple(r for r in self.results if isinstance(r, MalformedToolCall)),
-        )
+        return assistant_message("\n".join([text, *rest] if text else rest), self.results, thinking)
 
 
 def read_turn(

@@ -25,7 +25,7 @@ compared as Qwen3's text with that prompt. Parity is tested token for token, but
    for text that json.dumps wrote). A tool's name is JSON-escaped.
 6. A sampled turn is closed by one end marker and a newline, whatever the model sampled before it; a template would
    tidy the turn (newlines around thoughts, white space in JSON). That is what token in, token out means.
-7. Calls that could not be read are written back as they were, in their block, after those that could.
+7. Calls that could not be read are written back as they were, in their block.
 8. In a context rewritten by thinking="strip", a token that spells the newlines after </think> together with other
    white space stays, and so keeps those newlines.
 9. A token never spans the generation prompt and a sampled turn. SmolLM2's template merges "assistant\n" with the first
@@ -46,7 +46,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from jaxrl.chat.renderer import Marker, Piece, Style, Thoughts, spell
-from jaxrl.chat.tool_calls import end_of_json, read_call, tool_schema
+from jaxrl.chat.tool_calls import assistant_message, end_of_json, read_call, tool_schema
 from jaxrl.types import MalformedToolCall, Message, ToolCall, ToolSpec
 
 TURN, TURN_END = Marker("<|im_start|>"), Marker("<|im_end|>")
@@ -248,7 +248,7 @@ class ChatML:
         pieces: list[Piece] = [content]
         if thought is not None:
             pieces = [*_BEGINNING, thought.strip(self.thought_space) + "\n", THINK_END, "\n\n" + content.lstrip("\n")]
-        blocks = [self.calls.write(call) for call in message.tool_calls] + [bad.text for bad in message.malformed_calls]
+        blocks = [self.calls.write(call) if isinstance(call, ToolCall) else call.text for call in message.calls]
         for k, block in enumerate(blocks):
             gap = "\n" if k else self.calls.gap if content else ""
             pieces += [gap, CALL, block, CALL_END]
@@ -293,13 +293,7 @@ class ChatML:
         lead = lead.lstrip("\n") if thinking is not None else lead
         lead = lead.removesuffix(self.calls.gap) if results else lead
         rest = [text.strip() for text in after if text.strip()]
-        message = Message(
-            "assistant",
-            "\n".join([lead, *rest] if lead else rest),
-            thinking=thinking,
-            tool_calls=tuple(r for r in results if isinstance(r, ToolCall)),
-            malformed_calls=tuple(r for r in results if isinstance(r, MalformedToolCall)),
-        )
+        message = assistant_message("\n".join([lead, *rest] if lead else rest), results, thinking)
         return replace(message, content=self.text(message)), inside is None
 
 

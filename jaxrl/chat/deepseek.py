@@ -31,7 +31,7 @@ Deliberate differences from the templates:
    follows, and drops the newlines after R1's </think> too.
 8. A demonstration without thoughts closes the thought that its prompt opened at once.
 9. Arguments of a call are written as their JSON text stands; calls that could not be read are written back as they
-   were, after those that could.
+   were.
 """
 
 import json
@@ -186,12 +186,16 @@ class DeepSeek:
 
     def _body(self, message: Message, thought: bool) -> list[Piece]:
         """Text and calls."""
-        blocks = [[CALL, *self.calls.write(call), CALL_END] for call in message.tool_calls]
-        blocks += [malformed_block(_FRAME, bad.text) for bad in message.malformed_calls]
+        blocks = [self._block(call) for call in message.calls]
         pieces: list[Piece] = [message.content.lstrip("\n") if thought and self.lines else message.content]
         for k, block in enumerate(blocks):
             pieces += [*(self.calls.between if k else [CALLS]), *block]
         return [*pieces, CALLS_END] if blocks else pieces
+
+    def _block(self, call: ToolCall | MalformedToolCall) -> list[Piece]:
+        if isinstance(call, MalformedToolCall):
+            return malformed_block(_FRAME, call.text)
+        return [CALL, *self.calls.write(call), CALL_END]
 
     def _results(self, messages: Sequence[Message]) -> list[Piece]:
         pieces: list[Piece] = [*self.calls.opening]

@@ -100,11 +100,14 @@ def recognise(tokenizer: Tokenizer) -> Family:
     """The family of a tokenizer, by its template and its name.
 
     The one that writes a few probe conversations exactly as the template does; the name (model_info.py) chooses among
-    several, and where none does it alone decides. A name of a base model says nothing against a template. Raises
-    ValueError when template and name contradict each other, and when neither says anything.
+    several. Where none does, the name decides alone if there is no template, or one that differs only in how it writes
+    tools (published ones have bugs there). A name of a base model says nothing against a template. Raises ValueError
+    when template and name contradict each other, and when neither says anything.
     """
     named = RENDERERS.get(known_renderer(tokenizer.name) or "")
     written = named if named and _matches(named, tokenizer) else _first_match(tokenizer)
+    if written is None and named and tokenizer.chat_template and not _matches(named, tokenizer, with_tools=False):
+        named = None  # the name of what it was trained from, and a template of its own
     if named and written and named != written and named.name != BASE_MODEL:
         raise ValueError(
             f"tokenizer {tokenizer.name!r} is named like a model of renderer {named.name!r}, but has the chat template "
@@ -148,10 +151,10 @@ _TOOL_PROBE = (
 )
 
 
-def _matches(family: Family, tokenizer: Tokenizer) -> bool:
+def _matches(family: Family, tokenizer: Tokenizer, *, with_tools: bool = True) -> bool:
     """Whether the template and the family write the same text for every probe that the template does not refuse."""
     cases: list[tuple[Sequence[Message], Sequence[ToolSpec]]] = [(probe, ()) for probe in _PROBES]
-    if family.template_has_tools:
+    if family.template_has_tools and with_tools:
         cases += [(_PROBES[0], (_TOOL,)), (_PROBES[1], (_TOOL,)), (_TOOL_PROBE, (_TOOL,))]
     style = Style(thinking=family.thoughts.template if family.thoughts else "keep")
     published = [_published(family, tokenizer, *case) for case in cases]

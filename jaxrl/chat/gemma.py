@@ -20,7 +20,7 @@ user message. Parity is tested token for token, but for these deliberate differe
 3. Roles need not alternate. Every message is a turn of its own, and results in a row share one; a later system message
    becomes a user turn, as does the first where no user message follows it. The template refuses all of that, and drops
    a system prompt that stands alone.
-4. Calls that could not be read are written back as they were, in their block, after those that could.
+4. Calls that could not be read are written back as they were, in their block.
 5. Thoughts are not written: these models have none.
 """
 
@@ -33,7 +33,7 @@ from types import MappingProxyType
 from typing import Any
 
 from jaxrl.chat.renderer import Marker, Piece, Style, Thoughts, spell
-from jaxrl.chat.tool_calls import end_of_json, read_call, tool_schema
+from jaxrl.chat.tool_calls import assistant_message, end_of_json, read_call, tool_schema
 from jaxrl.types import MalformedToolCall, Message, ToolCall, ToolSpec
 
 BOS = Marker("<bos>")
@@ -131,12 +131,7 @@ def _message(around: Sequence[str], results: Sequence[ToolCall | MalformedToolCa
     if not results:
         return Message("assistant", "".join(around))
     parts = [around[0].removesuffix("\n"), *(part.strip() for part in around[1:])]
-    return Message(
-        "assistant",
-        "\n".join(part for part in parts if part),
-        tool_calls=tuple(r for r in results if isinstance(r, ToolCall)),
-        malformed_calls=tuple(r for r in results if isinstance(r, MalformedToolCall)),
-    )
+    return assistant_message("\n".join(part for part in parts if part), results)
 
 
 def _split_first(body: Sequence[Message]) -> tuple[list[str], Sequence[Message]]:
@@ -184,7 +179,7 @@ def _text(message: Message) -> str:
 
 def _assistant(message: Message) -> str:
     """The body of an assistant turn."""
-    calls = [f"\n{_call_text(call)}\n" for call in message.tool_calls] + [bad.text for bad in message.malformed_calls]
+    calls = [f"\n{_call_text(call)}\n" if isinstance(call, ToolCall) else call.text for call in message.calls]
     text = message.content.strip()
     return "\n".join([*([text] if text else []), *(_block(CALL, call) for call in calls)])
 

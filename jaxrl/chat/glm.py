@@ -36,8 +36,8 @@ configs. Deliberate differences:
    system message after <|user|>), the sampled marker stays as an empty message and the answer's own marker follows.
 5. The thoughts and text of opening messages are trimmed as the templates do; a sampled turn stays as it was sampled.
 6. Arguments that are not strings are written as their JSON text stands. Arguments that are no JSON object are refused.
-7. Calls that could not be read are written back as they were, in their block, after those that could, but the markers
-   of their arguments become text.
+7. Calls that could not be read are written back as they were, in their block, but the markers of their arguments become
+   text.
 """
 
 import json
@@ -50,7 +50,7 @@ from types import MappingProxyType
 from typing import Any
 
 from jaxrl.chat.renderer import Marker, Piece, Style, Thoughts, spell
-from jaxrl.chat.tool_calls import check_arguments, end_of_json, json_members, tool_schema
+from jaxrl.chat.tool_calls import assistant_message, check_arguments, end_of_json, json_members, tool_schema
 from jaxrl.types import MalformedToolCall, Message, ToolCall, ToolSpec
 
 MASK, BEGIN = Marker("[gMASK]"), Marker("<sop>")
@@ -161,13 +161,15 @@ class GLM:
         """Text and calls of an assistant turn."""
         text = message.content.strip()
         pieces: list[Piece] = [self.newline + text] if text else []
-        for call in message.tool_calls:
-            pieces += [self.newline, CALL, call.name + self.newline]
-            for key, value in _arguments(call):
-                pieces += [KEY, key, KEY_END, self.newline, VALUE, value, VALUE_END, self.newline]
-            pieces.append(CALL_END)
-        for bad in message.malformed_calls:
-            pieces += [self.newline, CALL, bad.text, CALL_END]
+        for call in message.calls:
+            body = self._call(call) if isinstance(call, ToolCall) else [call.text]
+            pieces += [self.newline, CALL, *body, CALL_END]
+        return pieces
+
+    def _call(self, call: ToolCall) -> list[Piece]:
+        pieces: list[Piece] = [call.name + self.newline]
+        for key, value in _arguments(call):
+            pieces += [KEY, key, KEY_END, self.newline, VALUE, value, VALUE_END, self.newline]
         return pieces
 
     def _result(self, message: Message) -> list[Piece]:
@@ -229,14 +231,7 @@ class GLM:
                 after.append(spell([CALL, *body]))
             at = end + 1
         texts = ["".join(before).strip(), *(text.strip() for text in after)]
-        message = Message(
-            "assistant",
-            "\n".join(text for text in texts if text),
-            thinking=thinking,
-            tool_calls=tuple(r for r in results if isinstance(r, ToolCall)),
-            malformed_calls=tuple(r for r in results if isinstance(r, MalformedToolCall)),
-        )
-        return message, intact
+        return assistant_message("\n".join(text for text in texts if text), results, thinking), intact
 
 
 def _end_of_block(pieces: Sequence[Piece], start: int) -> int:

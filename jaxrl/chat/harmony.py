@@ -31,7 +31,7 @@ end with an empty line, and nested types of tools are broken into lines in the t
    message; the template drops them once a final answer stands later, which is the same unless the user speaks before
    a call was answered with a final message.
 8. Arguments of a call are written as their JSON text stands. Calls that could not be read are written back as they
-   were, after those that could.
+   were.
 9. A default that the template cannot join to its text (an enum of numbers) is written as JSON.
 10. Tools of the system message (browser, python) are not offered. What the model sends to them is read as a call of a
     tool of that name.
@@ -46,7 +46,7 @@ from types import MappingProxyType
 from typing import Any
 
 from jaxrl.chat.renderer import Marker, Piece, Style, Thoughts, spell
-from jaxrl.chat.tool_calls import read_arguments
+from jaxrl.chat.tool_calls import assistant_message, read_arguments
 from jaxrl.types import MalformedToolCall, Message, ToolCall, ToolSpec
 
 START, END = Marker("<|start|>"), Marker("<|end|>")
@@ -166,14 +166,7 @@ class Harmony:
                 calls.append(_read_call(found.recipient, found.text))
             else:
                 (thoughts if found.is_thought else texts).append(found.text)
-        message = Message(
-            "assistant",
-            "\n".join(texts),
-            thinking="\n".join(thoughts) if thoughts else None,
-            tool_calls=tuple(c for c in calls if isinstance(c, ToolCall)),
-            malformed_calls=tuple(c for c in calls if isinstance(c, MalformedToolCall)),
-        )
-        return message, intact
+        return assistant_message("\n".join(texts), calls, "\n".join(thoughts) if thoughts else None), intact
 
 
 # --- messages -------------------------------------------------------------------------------------
@@ -213,8 +206,10 @@ def _conversation(messages: Sequence[Message], style: Style) -> list[Piece]:
 def _assistant(message: Message, thought: str | None, end: Marker) -> list[Piece]:
     """A whole turn. end: what closes a final answer."""
     pieces: list[Piece] = [] if thought is None else _message(["assistant", CHANNEL, "analysis"], thought)
-    calls = [(f"{_NAMESPACE}.{call.name}", call.arguments) for call in message.tool_calls]
-    calls += [_unread_call(bad.text) for bad in message.malformed_calls]
+    calls = [
+        (f"{_NAMESPACE}.{call.name}", call.arguments) if isinstance(call, ToolCall) else _unread_call(call.text)
+        for call in message.calls
+    ]
     if not calls:
         return [*pieces, *_message(["assistant", CHANNEL, "final"], message.content, end)]
     if message.content:
@@ -228,7 +223,7 @@ def _thoughts(messages: Sequence[Message], style: Style) -> list[str | None]:
     """The analysis before each message; None where none is written."""
     if style.thinking == "keep":
         return [message.thinking for message in messages]
-    finals = [i for i, m in enumerate(messages) if m.role == "assistant" and not (m.tool_calls or m.malformed_calls)]
+    finals = [i for i, m in enumerate(messages) if m.role == "assistant" and not m.calls]
     last = finals[-1] if finals else -1
     return [(message.thinking or None) if i > last else None for i, message in enumerate(messages)]
 
@@ -243,7 +238,7 @@ def _answered(messages: Sequence[Message]) -> list[str]:
     waiting: list[str] = []
     for message in messages:
         if message.role == "assistant":
-            waiting = [call.name for call in message.tool_calls]
+            waiting = [call.name if isinstance(call, ToolCall) else "" for call in message.calls]
             by_id |= {call.id: call.name for call in message.tool_calls if call.id is not None}
         here = ""
         if message.role == "tool":

@@ -12,7 +12,8 @@ own lines count. Special tokens of the vocabulary: [BOS], [EOS], <|im_end|>, <|i
 in K2 Thinking's.
 
 A call is named by its id, "functions.NAME:INDEX"; the index counts the calls of the whole conversation from 0, and the
-model writes it. A result is headed by the id of its call. `read` sets ToolCall.id to what was written.
+model writes it. A result is headed by the id of its call. `read` sets `id` to what was written, also where no more of a
+call could be read.
 
 Deliberate differences from the templates:
 
@@ -25,7 +26,7 @@ Deliberate differences from the templates:
    empties those up to the last answer (an assistant's message without calls); thinking="strip" does so in an opening,
    and in an episode as soon as anything but a tool's result follows.
 5. Arguments of a call are written as their JSON text stands; calls that could not be read are written back as they
-   were, after those that could.
+   were, and count as calls.
 6. K2's first release had the default system prompt "You are a helpful assistant": give it as a message.
 """
 
@@ -105,7 +106,7 @@ class Kimi:
             pieces += [SYSTEM, "tool_declare", MIDDLE, listed, END]
         if messages[0].role != "system":
             pieces += [SYSTEM, "system", MIDDLE, self.default_system, END, self.after_default]
-        answers = [i for i, m in enumerate(messages) if m.role == "assistant" and not m.tool_calls]
+        answers = [i for i, m in enumerate(messages) if m.role == "assistant" and not m.calls]
         last = answers[-1] if answers else -1
         for i, message in enumerate(_identified(messages)):
             forgotten = i <= last and style.thinking != "keep"
@@ -140,10 +141,8 @@ class Kimi:
         """The body of an assistant turn, whose calls have ids."""
         pieces: list[Piece] = [THINK, message.thinking or "", THINK_END] if self.thoughts else []
         pieces.append(message.content)
-        blocks = [[CALL, call.id or "", ARGUMENTS, call.arguments, CALL_END] for call in message.tool_calls]
-        blocks += [malformed_block(_FRAME, bad.text) for bad in message.malformed_calls]
-        if blocks:
-            pieces += [SECTION, *(piece for block in blocks for piece in block), SECTION_END]
+        if message.calls:
+            pieces += [SECTION, *(piece for call in message.calls for piece in _block(call)), SECTION_END]
         return pieces
 
     # --- reading ---
@@ -157,7 +156,8 @@ class Kimi:
         turn = read_turn(pieces, _THINKING_FRAME if self.thoughts else _FRAME, _read_call)
         if turn is None:
             return Message("assistant", spell(pieces)), False
-        return turn.message(turn.thinking, turn.text), turn.finished
+        results = tuple(_with_id(r) if isinstance(r, MalformedToolCall) else r for r in turn.results)
+        return replace(turn, results=results).message(turn.thinking, turn.text), turn.finished
 
 
 def call_id(name: str, index: int) -> str:
@@ -170,9 +170,10 @@ def _identified(messages: Sequence[Message]) -> Iterator[Message]:
     count = 0
     open_calls: deque[str] = deque()
     for message in messages:
-        calls: list[ToolCall] = []
-        for call in message.tool_calls:
-            calls.append(replace(call, id=call.id or call_id(call.name, count)))
+        calls: list[ToolCall | MalformedToolCall] = []
+        for call in message.calls:
+            made = call_id(call.name, count) if isinstance(call, ToolCall) else None
+            calls.append(replace(call, id=call.id or made))
             count += 1
         if message.role == "assistant":
             open_calls = deque(call.id or "" for call in calls)
@@ -181,7 +182,13 @@ def _identified(messages: Sequence[Message]) -> Iterator[Message]:
             answered = answered or open_calls[0]
             if answered in open_calls:
                 open_calls.remove(answered)
-        yield replace(message, tool_calls=tuple(calls), call_id=answered)
+        yield replace(message, tool_calls=tuple(c for c in calls if isinstance(c, ToolCall)), call_id=answered)
+
+
+def _block(call: ToolCall | MalformedToolCall) -> list[Piece]:
+    if isinstance(call, MalformedToolCall):
+        return malformed_block(_FRAME, call.text)
+    return [CALL, call.id or "", ARGUMENTS, call.arguments, CALL_END]
 
 
 def _prompt() -> list[Piece]:
@@ -194,6 +201,12 @@ def _read_call(head: str, arguments: str, block: str) -> ToolCall | MalformedToo
         wanted = f"Write functions.<tool name>:<index> before {ARGUMENTS.spelling}."
         return MalformedToolCall(block, f"Tool call not read: {identifier[:40]!r} is no id of a call. {wanted}")
     return read_arguments(match["name"], arguments, block=block, id=identifier)
+
+
+def _with_id(call: MalformedToolCall) -> MalformedToolCall:
+    """The call with the id that stands at its head, if one does."""
+    head = call.text.partition(ARGUMENTS.spelling)[0].strip()
+    return replace(call, id=head if _ID.fullmatch(head) else None)
 
 
 # --- the families ---------------------------------------------------------------------------------

@@ -41,8 +41,8 @@ from types import MappingProxyType
 from typing import Any
 
 from jaxrl.chat.renderer import Marker, Piece, Style, Thoughts, spell
-from jaxrl.chat.tool_calls import end_of_json, json_members, read_call, tool_schema
-from jaxrl.types import MalformedToolCall, Message, ToolCall, ToolSpec
+from jaxrl.chat.tool_calls import assistant_message, end_of_json, json_members, read_call, tool_schema
+from jaxrl.types import Message, ToolCall, ToolSpec
 
 BOS = Marker("<|begin_of_text|>")
 HEADER, HEADER_END = Marker("<|start_header_id|>"), Marker("<|end_header_id|>")
@@ -183,7 +183,7 @@ def _body(message: Message) -> list[Piece]:
 def _assistant(message: Message) -> list[Piece]:
     """The body of an assistant turn."""
     text = message.content.strip()
-    calls = [*map(_call_text, message.tool_calls), *(bad.text for bad in message.malformed_calls)]
+    calls = [_call_text(call) if isinstance(call, ToolCall) else call.text for call in message.calls]
     return [*([text] if text else []), *([CALLS] if text and calls else []), "; ".join(calls)]
 
 
@@ -210,12 +210,7 @@ def _message(before: str, text: str) -> Message:
     if text.startswith("{", after) or not spans:
         spans, after = [*spans, (after, len(text))], len(text)
     results = [read_call(text[start:end], arguments="parameters") for start, end in spans]
-    return Message(
-        "assistant",
-        "\n".join(part for part in (before, text[after:].strip()) if part),
-        tool_calls=tuple(r for r in results if isinstance(r, ToolCall)),
-        malformed_calls=tuple(r for r in results if isinstance(r, MalformedToolCall)),
-    )
+    return assistant_message("\n".join(part for part in (before, text[after:].strip()) if part), results)
 
 
 def _objects(text: str) -> Iterator[tuple[int, int]]:

@@ -33,7 +33,7 @@ serve with. Where the two part the encoder is followed, and its ids are compared
 7. v13 has no ids, so results must come in the order of the calls. The encoder sorts them.
 8. Thoughts are `Message.thinking`; Ministral's template takes them as chunks of the content. It keeps those of earlier
    turns; thinking="strip" drops those before the last user message.
-9. Calls that could not be read are written back as they were, each behind a [TOOL_CALLS] of its own.
+9. Calls that could not be read are written back as they were, each behind a [TOOL_CALLS] of its own, in v3 too.
 10. The date in the system prompt of Mistral Small 3.2 is the row's `date`: a template asks a clock, and we have none.
 """
 
@@ -47,7 +47,7 @@ from typing import Any
 
 from jaxrl.chat.mistral_prompts import DEVSTRAL_2507, MINISTRAL_3_REASONING, MISTRAL_SMALL_3_2
 from jaxrl.chat.renderer import Marker, Piece, Style, Thoughts, spell
-from jaxrl.chat.tool_calls import end_of_json, json_members, read_arguments, read_call, tool_schema
+from jaxrl.chat.tool_calls import assistant_message, end_of_json, json_members, read_arguments, read_call, tool_schema
 from jaxrl.types import MalformedToolCall, Message, ToolCall, ToolSpec
 
 BOS, EOS = Marker("<s>"), Marker("</s>")
@@ -112,8 +112,8 @@ class Mistral:
     def reply(self, message: Message, style: Style) -> list[Piece]:
         """An assistant turn, with its end marker."""
         thought = [] if message.thinking is None or not self.thoughts else [THINK, message.thinking, THINK_END]
-        calls = [replace(call, id=call.id or call_id(k)) for k, call in enumerate(message.tool_calls)]
-        return [*thought, message.content, *self._calls(calls, message.malformed_calls), EOS]
+        calls = [replace(call, id=call.id or call_id(k)) for k, call in enumerate(message.calls)]
+        return [*thought, message.content, *self._calls(calls), EOS]
 
     def is_query(self, message: Message) -> bool:
         """A user's message."""
@@ -153,15 +153,18 @@ class Mistral:
             return [RESULT, f'{{"content": {json_text}, "call_id": {_quoted(id)}}}', RESULT_END]
         return [RESULT, *([id, CONTENT] if self.has_call_ids else []), content, RESULT_END]
 
-    def _calls(self, calls: Sequence[ToolCall], malformed: Sequence[MalformedToolCall]) -> list[Piece]:
+    def _calls(self, calls: Sequence[ToolCall | MalformedToolCall]) -> list[Piece]:
         pieces: list[Piece] = []
-        if self.calls_are_json and calls:
-            pieces = [CALL, f"[{', '.join(map(_json_call, calls))}]"]
-        elif calls:
-            for call in calls:
+        for _, run in groupby(calls, key=type):
+            together = [*run]
+            readable = [call for call in together if isinstance(call, ToolCall)]
+            if readable and self.calls_are_json:
+                pieces += [CALL, f"[{', '.join(map(_json_call, readable))}]"]
+            for call in readable if not self.calls_are_json else ():
                 ids = [CALL_ID, call.id or ""] if self.has_call_ids else []
                 pieces += [CALL, call.name, *ids, ARGUMENTS, call.arguments]
-        return [*pieces, *(piece for bad in malformed for piece in (CALL, bad.text))]
+            pieces += [piece for bad in together if isinstance(bad, MalformedToolCall) for piece in (CALL, bad.text)]
+        return pieces
 
     # --- reading ---
 
@@ -190,14 +193,8 @@ class Mistral:
                 return Message("assistant", spell(pieces)), False
         read = _read_array if self.calls_are_json else _read_tagged
         results = [result for block in blocks for result in read(block)]
-        message = Message(
-            "assistant",
-            "".join(before),
-            thinking=thinking if thought is None else "".join(thought),
-            tool_calls=tuple(r for r in results if isinstance(r, ToolCall)),
-            malformed_calls=tuple(r for r in results if isinstance(r, MalformedToolCall)),
-        )
-        return message, thought is None
+        thinking = thinking if thought is None else "".join(thought)
+        return assistant_message("".join(before), results, thinking), thought is None
 
 
 def call_id(k: int) -> str:
@@ -268,9 +265,10 @@ def _after(text: str, at: int, char: str) -> int | None:
 
 def _identified(call: ToolCall | MalformedToolCall, text: str) -> ToolCall | MalformedToolCall:
     """The call with the id it was given."""
-    if isinstance(call, MalformedToolCall):
+    try:
+        id, _ = json_members(text).get("id", (None, ""))
+    except (ValueError, RecursionError):
         return call
-    id, _ = json_members(text).get("id", (None, ""))
     return replace(call, id=id) if isinstance(id, str) and id else call
 
 
@@ -284,12 +282,12 @@ def _read_tagged(block: Sequence[Piece]) -> Iterable[ToolCall | MalformedToolCal
             parts[key] = ""
         else:
             parts[key] = parts.get(key, "") + piece
-    name = parts.get(CALL, "").strip()
+    name, id = parts.get(CALL, "").strip(), parts.get(CALL_ID, "").strip() or None
     if ARGUMENTS not in parts:
         said = f"Tool call not read: {ARGUMENTS.spelling} is missing after the tool's name. "
-        yield MalformedToolCall(spell(block), f"{said}Write its arguments behind it, as one JSON object.")
+        yield MalformedToolCall(spell(block), f"{said}Write its arguments behind it, as one JSON object.", id)
     else:
-        yield read_arguments(name, parts[ARGUMENTS], block=spell(block), id=parts.get(CALL_ID, "").strip() or None)
+        yield read_arguments(name, parts[ARGUMENTS], block=spell(block), id=id)
 
 
 # --- the families ---------------------------------------------------------------------------------

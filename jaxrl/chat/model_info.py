@@ -16,7 +16,7 @@ _QUANTIZED = r"(?:[-_.](?:gguf|awq|gptq|fp8|int4|int8|4bit|8bit|bnb|mlx|unsloth|
 
 _ROWS: tuple[tuple[str, str], ...] = (
     # Sizes without "instruct", "it" or "chat" are base models, where the chat model's name has that word.
-    (r"[-_](?:base|pt)(?![a-z])", BASE_MODEL),
+    (r"[-_](?:base|pt)(?![a-z]|[-_]br)", BASE_MODEL),
     (rf"^(?:qwen2\.5|smollm2|(?:meta-)?llama-?3(?:\.\d)?)(?:-coder)?{_SIZE}{_QUANTIZED}$", BASE_MODEL),
     (rf"^(?:gemma-?3-270m|mistral-7b-v0\.3){_QUANTIZED}$", BASE_MODEL),
     # Before the models it was distilled into.
@@ -38,7 +38,7 @@ _ROWS: tuple[tuple[str, str], ...] = (
     (r"kimi[-_]k2[-_]thinking", "kimi_k2_thinking"),
     (r"kimi[-_]k2(?![.\d])", "kimi_k2"),
     (r"glm-?4\.7", "glm4.7"),
-    (r"glm-?4\.[56](?!v)", "glm4.5"),
+    (r"glm-?4\.[56](?![\dv])", "glm4.5"),
     (r"mistral[-_]nemo", "mistral_v3"),
     (r"mistral-small-3\.2|mistral-small[a-z0-9.-]*2506", "mistral_v11"),
     (r"devstral-small-(?:2507|1\.1)", "devstral"),

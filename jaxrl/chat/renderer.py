@@ -9,6 +9,7 @@ first sampled turn, `extend` the ids between two sampled turns, `parse` reads sa
 """
 
 import enum
+import json
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -65,7 +66,7 @@ class Style:
 
     thinking: "keep" leaves the thoughts of earlier turns in the context, so that every turn extends the one before;
     "strip" drops them where the published template does; "compact" drops all of them every few turns.
-    enable_thinking: False writes an empty think block into the generation prompt (families with that switch).
+    enable_thinking: False asks for a turn without thoughts, as the template does (families with that switch).
     """
 
     thinking: Thinking = "keep"
@@ -189,8 +190,8 @@ class Renderer:
     def open(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> tuple[int, ...]:
         """Ids of the opening conversation, generation prompt included.
 
-        Equal to the published chat template with add_generation_prompt=True, but for the differences listed in
-        chatml.py. Raises ValueError without messages and for two tools of one name.
+        Equal to the published chat template with add_generation_prompt=True, but for the differences that the
+        family's file lists. Raises ValueError without messages and for two tools of one name.
         """
         if not messages:
             raise ValueError("open() got no messages: give at least one (a system or user message).")
@@ -205,7 +206,13 @@ class Renderer:
         after: the sampled turn. When it was cut by a budget (no stop at its end) the end marker is added first.
         """
         _, end = self._split_end(after)
-        return self.encode(self.family.between(messages, end, self.style))
+        pieces = self.family.between(messages, end, self.style)
+        if not any(pieces):
+            raise ValueError(
+                f"extend() got {len(messages)} messages, and family {self.name!r} writes nothing between two turns "
+                "without any: let the environment answer with a message."
+            )
+        return self.encode(pieces)
 
     def turn(self, message: Message) -> tuple[int, ...]:
         """Ids of an assistant turn as a demonstration, stop included: what `parse` would read back.
@@ -222,7 +229,24 @@ class Renderer:
             raise ValueError(f"turn() got a message with thinking, but renderer {self.name!r} {why}. Remove it.")
         for call in message.tool_calls:
             check_arguments(call)
-        return self.encode(self.family.reply(message, self.style))
+        tokens = self.encode(self.family.reply(message, self.style))
+        self._check_turn(tokens, message)
+        return tokens
+
+    def _check_turn(self, tokens: tuple[int, ...], message: Message) -> None:
+        """Raise ValueError for a turn that says something else when it is read, such as text that looks like a call."""
+        parsed = self.parse(tokens)
+        calls, read = (
+            [(c.name, json.loads(c.arguments).keys()) for c in m.tool_calls] for m in (message, parsed.message)
+        )
+        early = any(stop in spell(self._pieces(tokens[:-1])) for stop in self.family.stops if not self.stop_ids)
+        if parsed.outcome is not Outcome.STOPPED or early or calls != read or parsed.message.malformed_calls:
+            wanted, found = ([name for name, _ in named] for named in (calls, read))
+            raise ValueError(
+                f"turn() got a message that renderer {self.name!r} would read as {parsed.outcome.value}, with the "
+                f"calls {found} instead of {wanted}: {self.tokenizer.decode(tokens)[:200]!r}. Change what it says: a "
+                "name, or text that looks like the family's framing."
+            )
 
     def parse(self, tokens: Sequence[int]) -> Parsed:
         """Read a sampled turn. Never raises on ids of the vocabulary; linear in the number of tokens."""

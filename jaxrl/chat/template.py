@@ -43,7 +43,7 @@ from typing import Any
 from jinja2 import TemplateError
 
 from jaxrl.chat.chatml import CALL, CALL_END, CHATML, THINK, THINK_END
-from jaxrl.chat.renderer import Marker, Piece, Renderer, Style, Thinking, Thoughts, build, spell
+from jaxrl.chat.renderer import Marker, Outcome, Piece, Renderer, Style, Thinking, Thoughts, build, spell
 from jaxrl.chat.tokenizer import Tokenizer, render_template
 from jaxrl.chat.tool_calls import tool_schema
 from jaxrl.types import Message, ToolCall, ToolSpec
@@ -218,6 +218,11 @@ class TemplateFamily:
         found = self._spelled.search(text) if self.specials else None
         return found[0] if found else None
 
+    def last_marker(self, text: str) -> str | None:
+        """The last of them."""
+        found = self._spelled.findall(text) if self.specials else []
+        return found[-1] if found else None
+
     def after(self, words: str, text: str) -> str:
         """What stands behind the first `words`. Raises ValueError when the template left them out."""
         before, found, rest = text.partition(words)
@@ -345,7 +350,27 @@ def template_renderer(
             f"thinking={thinking!r}, compact_turns={compact_turns} have no effect on the renderer {TEMPLATE!r}: the "
             "template decides what becomes of earlier thoughts. Leave them out, or use the renderer of a family"
         )
-    return replace(build(template_family(tokenizer), tokenizer, enable_thinking=enable_thinking), history="render")
+    renderer = replace(build(template_family(tokenizer), tokenizer, enable_thinking=enable_thinking), history="render")
+    _check_readable(renderer, tokenizer.name)
+    return renderer
+
+
+def _check_readable(renderer: Renderer, owner: str) -> None:
+    """Raise ValueError when a plain answer, as the template writes it after its own prompt, cannot be read."""
+    family = renderer.family
+    spoken = replace(_SPOKEN, thinking="" if family.thoughts and renderer.enable_thinking else None)
+    prompt, turn = (
+        family.opening([_USER], (), renderer.style),
+        family.opening([_USER, spoken, _ASKED], (), renderer.style),
+    )
+    if not spell(turn).startswith(spell(prompt)):
+        return  # the prompt begins a thought, which the template drops later: nothing to compare
+    read = renderer.parse(renderer.encode(family.reply(spoken, renderer.style)))
+    if read.outcome is not Outcome.STOPPED or _TEXT not in read.message.content:
+        raise ValueError(
+            f"the chat template of tokenizer {owner!r} frames turns in a way that renderer {TEMPLATE!r} cannot read: "
+            f"a plain answer reads as {read.outcome.value}. Use the renderer of a family"
+        )
 
 
 def template_family(tokenizer: Tokenizer) -> TemplateFamily:
@@ -365,7 +390,8 @@ def template_family(tokenizer: Tokenizer) -> TemplateFamily:
     opens_thought = thinks.rstrip().endswith(THINK.spelling)
     ended = asked.first_marker(asked.after(_TEXT, asked.write([_USER, _SPOKEN], generation_prompt=False)))
     followed = asked.first_marker(asked.after(_TEXT, asked.write([_USER, _SPOKEN, _ASKED])).partition(_ARGUMENT)[0])
-    stops = tuple(dict.fromkeys(mark for mark in (ended or followed, variables.get("eos_token")) if mark))
+    heard = (ended or followed, _end_of_call(asked), variables.get("eos_token"))
+    stops = tuple(dict.fromkeys(mark for mark in heard if mark))
     if not stops:
         raise ValueError(
             f"nothing ends a turn of the chat template of tokenizer {tokenizer.name!r}: no marker follows an "
@@ -383,6 +409,16 @@ def template_family(tokenizer: Tokenizer) -> TemplateFamily:
         opens_thought=opens_thought,
     )
     return replace(learned, frame=_frame(learned))
+
+
+def _end_of_call(family: TemplateFamily) -> str | None:
+    """The marker that ends a turn which ends with a call: its last, or the next one where that closes the call."""
+    turn = family.attempt([_USER, _CALLED], generation_prompt=False)
+    whole = family.attempt([_USER, _CALLED, Message("tool", ".")])
+    if _ARGUMENT not in turn or not whole.startswith(turn):
+        return None  # it writes no calls
+    last = family.last_marker(family.after(_ARGUMENT, turn))
+    return family.first_marker(whole[len(turn) :]) if last in (None, CALL_END.spelling) else last
 
 
 def _frame(family: TemplateFamily) -> frozenset[str]:

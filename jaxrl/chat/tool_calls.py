@@ -1,15 +1,18 @@
 """The content of a tool-call block: JSON arguments, or a JSON object with a name and arguments; and a tool's schema.
 
-Knows JSON and the nouns ToolCall, MalformedToolCall and ToolSpec. Must not know markers, tokens or which tools exist.
-A block that cannot be read is never an exception: it becomes a MalformedToolCall whose error tells the model what to
-write instead. Reading is linear in the length of the text, and keeps the arguments exactly as they were written.
+Knows JSON and the nouns Message, ToolCall, MalformedToolCall and ToolSpec. Must not know markers, tokens or which tools
+exist. A block that cannot be read is never an exception: it becomes a MalformedToolCall whose error tells the model
+what to write instead. Reading is linear in the length of the text, and keeps the arguments exactly as they were
+written.
 """
 
 import json
 import re
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, NoReturn
 
-from jaxrl.types import MalformedToolCall, ToolCall, ToolSpec
+from jaxrl.types import MalformedToolCall, Message, ToolCall, ToolSpec
 
 _SPACE = re.compile(r"[ \t\n\r]*")
 
@@ -19,12 +22,17 @@ def _refuse(constant: str) -> NoReturn:
 
 
 _DECODER = json.JSONDecoder(parse_constant=_refuse)
+_FIRST = set('{["-0123456789tfn')
+_LEVELS = 100
 
 
 def end_of_json(text: str, at: int) -> int:
     """Where the JSON value that starts at `at` (after white space) ends; `at` itself when there is none."""
+    start = _skip(text, at)
+    if text[start : start + 1] not in _FIRST:
+        return at  # told apart here, because an error of the decoder counts the lines of all the text before it
     try:
-        _, end = _DECODER.raw_decode(text, _skip(text, at))
+        _, end = _DECODER.raw_decode(text, start)
     except (ValueError, RecursionError):
         return at
     return end
@@ -34,6 +42,22 @@ def tool_schema(tool: ToolSpec) -> dict[str, Any]:
     """A tool as published templates list it."""
     function = {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)}
     return {"type": "function", "function": function}
+
+
+def assistant_message(
+    content: str, calls: Iterable[ToolCall | MalformedToolCall], thinking: str | None = None
+) -> Message:
+    """A turn with these calls, in the order in which they stand in it: `Message.calls` gives them back so."""
+    readable: list[ToolCall] = []
+    malformed: list[MalformedToolCall] = []
+    for call in calls:
+        if isinstance(call, ToolCall):
+            readable.append(call)
+        else:
+            malformed.append(replace(call, place=len(readable)))
+    return Message(
+        "assistant", content, thinking=thinking, tool_calls=tuple(readable), malformed_calls=tuple(malformed)
+    )
 
 
 def read_call(text: str, *, arguments: str = "arguments") -> ToolCall | MalformedToolCall:
@@ -51,15 +75,15 @@ def read_call(text: str, *, arguments: str = "arguments") -> ToolCall | Malforme
 
 
 def read_arguments(name: str, text: str, *, block: str, id: str | None = None) -> ToolCall | MalformedToolCall:
-    """The call of `name` with `text` as its JSON arguments. block: the whole call as it was written."""
+    """The call of `name` with `text` as its JSON arguments. block: the whole call as it was written. id: its own."""
     try:
         if not name:
             raise ValueError("the tool's name is missing")
         json_members(text)
     except RecursionError:
-        return MalformedToolCall(block, "Tool call not read: the JSON of its arguments is nested too deeply.")
+        return MalformedToolCall(block, "Tool call not read: the JSON of its arguments is nested too deeply.", id)
     except ValueError as error:
-        return MalformedToolCall(block, f"Tool call not read: {error}. Write its arguments as one JSON object.")
+        return MalformedToolCall(block, f"Tool call not read: {error}. Write its arguments as one JSON object.", id)
     return ToolCall(name, text.strip(), id)
 
 
@@ -93,7 +117,18 @@ def json_members(text: str) -> dict[str, tuple[Any, str]]:
         at = _skip(text, at)
     if text[at + 1 :].strip():
         raise ValueError(f"there is text after the JSON object, at character {at + 1}")
+    if _is_deep([value for value, _ in found.values()]):
+        raise ValueError(f"the JSON is nested more than {_LEVELS} levels deep")
     return found
+
+
+def _is_deep(values: list[Any]) -> bool:
+    """Whether there is a value inside more than _LEVELS others: whoever writes such a thing again would run out of
+    stack."""
+    for _ in range(_LEVELS):
+        inside = [v.values() if isinstance(v, dict) else v for v in values if isinstance(v, dict | list)]
+        values = [value for several in inside for value in several]
+    return bool(values)
 
 
 def _name_and_arguments(found: dict[str, tuple[Any, str]], key: str) -> tuple[str, str]:

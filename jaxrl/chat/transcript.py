@@ -140,13 +140,17 @@ _FORGET = {"keep": _keep, "strip": _strip, "compact": _compact}
 
 
 def _forget(transcript: Transcript, start: int, *, only_empty: bool = False) -> Transcript:
-    """Drop the finished thoughts from segment `start`, a context, on. One may begin in a prompt and end in the turn
-    after it, but no turn closes what an earlier one left open."""
+    """Drop the finished thoughts of turns from segment `start`, a context, on.
+
+    One may stand in the prompt, or begin there and end in the turn after it, but no turn closes what an earlier one
+    left open. What else a context holds stays: the thoughts of opening messages were kept or not when it was opened,
+    and a system prompt may speak of thoughts.
+    """
     renderer, old = transcript.renderer, transcript.segments[start:]
     new: list[Segment] = []
     for context, action in zip(old[::2], old[1::2], strict=True):
         tokens, turn = (*context.tokens, *action.tokens), len(context.tokens)
-        spans = renderer.forget(tokens, only_empty=only_empty)
+        spans = [span for span in renderer.forget(tokens, only_empty=only_empty) if span[1] >= turn]
         new.append(replace(context, tokens=_outside(tokens, spans, renderer.left(), 0, turn)))
         new.append(replace(action, tokens=_outside(tokens, spans, renderer.left(), turn, len(tokens))))
     segments = (*transcript.segments[:start], *new)

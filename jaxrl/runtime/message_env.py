@@ -63,8 +63,11 @@ class TurnRules:
             raise ValueError(f"max_unread_turns={self.max_unread_turns}: expected 0 or more, or None for no limit")
         if not self.parse_penalty >= 0:
             raise ValueError(f"parse_penalty={self.parse_penalty}: expected 0 or more; it is subtracted")
-        if self.parse_penalty and not (self.parse_retries or self.max_unread_turns != 0):
-            raise ValueError("parse_penalty has no effect when no malformed turn is survived; set parse_retries")
+        for name in ("parse_penalty", "mask_malformed"):
+            if getattr(self, name) and not (self.parse_retries or self.max_unread_turns != 0):
+                raise ValueError(f"{name} has no effect when no malformed turn is survived; set parse_retries")
+        if self.correction != TurnRules.correction and not self.parse_retries:
+            raise ValueError("correction has no effect without parse_retries: set how many turns are corrected")
 
 
 def announce_turns_left(turns: int) -> Sequence[Message]:
@@ -81,7 +84,8 @@ class EnvFromMessageEnv(Env):
         self._renderer = renderer
         self._rules = rules or TurnRules()
         self._transcript: Transcript | None = None
-        self._malformed = 0  # malformed turns in a row
+        self._broken = 0  # turns in a row whose framing was broken
+        self._unread = 0  # turns in a row of whose calls none could be read
         self._calls = 0
 
     async def initial_observation(self) -> tuple[Observation, StopCondition]:
@@ -102,9 +106,10 @@ class EnvFromMessageEnv(Env):
             return StepResult(0.0, True, stop_reason=StopReason.MAX_TOKENS)
         broken = parsed.outcome is Outcome.MALFORMED
         unread = bool(parsed.message.malformed_calls) and not parsed.message.tool_calls
-        self._malformed = self._malformed + 1 if broken or unread else 0
-        allowed = self._rules.parse_retries if broken else self._rules.max_unread_turns
-        if allowed is not None and self._malformed > allowed:
+        self._broken = self._broken + 1 if broken else 0
+        self._unread = self._unread + 1 if unread else 0
+        most = self._rules.max_unread_turns
+        if self._broken > self._rules.parse_retries or (most is not None and self._unread > most):
             return StepResult(self._rules.failed_parse_reward, True, stop_reason=StopReason.PARSE_FAILURE)
         if broken:
             result = MessageStepResult(messages=(Message("user", self._rules.correction),), metrics={"malformed": 1.0})
@@ -127,11 +132,14 @@ class EnvFromMessageEnv(Env):
         )
 
     def _within_calls(self, message: Message, most: int | None) -> tuple[Message, bool]:
-        """The message with the calls that are still allowed, and whether it asked for more."""
+        """The message up to the first call that is no longer allowed, and whether there is one. Calls that could not be
+        read run nothing and so count nothing, but those after that call go with it."""
         left = None if most is None else most - self._calls
         allowed = message.tool_calls[:left]
         self._calls += len(allowed)
-        return replace(message, tool_calls=allowed), len(allowed) < len(message.tool_calls)
+        seen = tuple(bad for bad in message.malformed_calls if bad.place <= len(allowed))
+        over = len(allowed) < len(message.tool_calls)
+        return replace(message, tool_calls=allowed, malformed_calls=seen), over
 
     def _next(
         self, action: Sequence[int], result: MessageStepResult, extra: ActionExtra, *, malformed: bool

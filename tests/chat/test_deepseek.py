@@ -216,7 +216,7 @@ def test_P03_damage_inside_a_call_is_content_that_teaches(block: str, why: str) 
     assert re.search(why, bad.error), bad.error
     assert parsed.message.tool_calls == (LOOK,)
     written = text(v3, v3.open([Message("user", "hi"), parsed.message, Message("user", "again")]))
-    assert f"{FENCED}\n{CALL}{block}{CALL_END}{CLOSE}" in written, "it is written back as it was"
+    assert f"{OPEN}{CALL}{block}{CALL_END}\n{FENCED}{CLOSE}" in written, "it is written back as it was"
 
 
 def test_P03_v3_1_reads_bare_arguments() -> None:

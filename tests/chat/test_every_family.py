@@ -14,7 +14,8 @@ from jaxrl.chat.families import RENDERERS, find_family
 from jaxrl.chat.renderer import Family, Outcome, Renderer, build
 from jaxrl.chat.tokenizer import ByteTokenizer, byte_tokenizer
 from jaxrl.chat.transcript import act, begin, observe
-from jaxrl.types import Message, Sample, StopReason, ToolCall, ToolSpec, Trajectory, Transition
+from jaxrl.tools import report_calls, tool
+from jaxrl.types import MalformedToolCall, Message, Sample, StopReason, ToolCall, ToolSpec, Trajectory, Transition
 
 every_family = pytest.mark.parametrize("name", sorted(RENDERERS))
 USER = Message("user", "next?")
@@ -49,6 +50,15 @@ def with_tools(r: Renderer) -> bool:
     return True
 
 
+def writes_nothing(r: Renderer) -> bool:
+    """Whether the family has nothing to write between two turns without a message, which it refuses."""
+    try:
+        r.extend([], after=stop(r))
+    except ValueError:
+        return True
+    return False
+
+
 def actions(r: Renderer) -> st.SearchStrategy[tuple[int, ...]]:
     """Turns a model could sample: markers and bytes in any order, ended or cut."""
     some = st.lists(st.sampled_from([*r.marker_ids.values(), *stop(r), 10, 34, 60, 97, 123, 125]), max_size=14)
@@ -59,7 +69,7 @@ def actions(r: Renderer) -> st.SearchStrategy[tuple[int, ...]]:
 def episodes(draw: st.DrawFn, r: Renderer) -> list[tuple[tuple[int, ...], list[Message]]]:
     """Sampled turns, and what the environment said to each."""
     answers = [USER] if not with_tools(r) else [USER, Message("tool", "42", name="look", call_id="look0call")]
-    turn = st.tuples(actions(r), st.lists(st.sampled_from(answers), max_size=2))
+    turn = st.tuples(actions(r), st.lists(st.sampled_from(answers), min_size=writes_nothing(r), max_size=2))
     return draw(st.lists(turn, min_size=1, max_size=5))
 
 
@@ -156,9 +166,9 @@ UNREADABLE = {
 }
 
 
-def replaced(r: Renderer, body: str) -> tuple[int, ...] | None:
-    """A turn that calls a tool with `body` for its arguments; None in a family that does not write them as JSON."""
-    turn = r.turn(Message("assistant", tool_calls=(ToolCall("look", BODY),)))
+def replaced(r: Renderer, body: str, *later: ToolCall) -> tuple[int, ...] | None:
+    """A turn whose first call has `body` for its arguments; None in a family that does not write them as JSON."""
+    turn = r.turn(Message("assistant", tool_calls=(ToolCall("look", BODY), *later)))
     written = tuple(r.tokenizer.encode(BODY))
     at = next((i for i in range(len(turn)) if turn[i : i + len(written)] == written), None)
     return None if at is None else (*turn[:at], *r.tokenizer.encode(body), *turn[at + len(written) :])
@@ -179,6 +189,52 @@ def test_P03_arguments_as_models_write_them_are_a_call_or_an_error_that_teaches(
         taught = [bad.error for bad in parsed.message.malformed_calls]
         assert all(len(error) > 20 for error in taught)
         assert taught or parsed.outcome is Outcome.MALFORMED or body in parsed.message.content, what
+
+
+@every_family
+def test_a_demonstration_that_would_be_read_as_something_else_is_refused(name: str) -> None:
+    """Whatever a family accepts as a demonstration is read back with the same calls, and ends at its only stop."""
+    r = renderer(name)
+    tricky = ['{"name": "x", "parameters": {}}', '```tool_call\n{"name": "x", "arguments": {}}\n```', "a\n\nUser: b"]
+    for content in tricky:
+        try:
+            tokens = r.turn(Message("assistant", content))
+        except ValueError:
+            continue
+        parsed = r.parse(tokens)
+        assert (parsed.outcome, parsed.message.tool_calls) == (Outcome.STOPPED, ())
+        assert content.strip() in parsed.message.content
+
+
+@tool
+def look(key: str) -> str:
+    """Look it up.
+
+    Args:
+        key: what to look up
+    """
+    return f"found {key}"
+
+
+@every_family
+async def test_T15_a_malformed_call_before_a_good_one_is_answered_before_it(name: str) -> None:
+    r = renderer(name)
+    if not with_tools(r) or name.startswith("gpt_oss") or replaced(r, BODY) is None:
+        pytest.skip("the family's arguments are not JSON, it has no tools, or one call a turn")
+    turn = replaced(r, UNREADABLE["duplicate key"], ToolCall("look", '{"key": "good"}')) or ()
+    message = r.parse(turn).message
+    assert [type(call) for call in message.calls] == [MalformedToolCall, ToolCall]
+    bad, good = message.calls
+    assert (bad.id is None) == (good.id is None), "a malformed call keeps its id where calls have one"
+    assert good.id is None or bad.id != good.id
+    replies = (await report_calls([look], message)).messages
+    assert [reply.call_id for reply in replies] == [bad.id, good.id]
+    shown = r.tokenizer.decode(r.extend(replies, after=turn))
+    assert shown.index("given twice") < shown.index("found good")
+    assert bad.id is None or good.id is None or shown.index(bad.id) < shown.index(good.id)
+    opened = r.tokenizer.decode(r.open([USER, message, *replies]))
+    said = ['"key": "y"', '{"key": "good"}', "given twice", "found good"]
+    assert [opened.index(text) for text in said] == sorted(opened.index(text) for text in said)
 
 
 @every_family

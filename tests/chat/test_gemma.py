@@ -225,7 +225,7 @@ def test_turns_are_written_trimmed_with_their_calls_in_blocks() -> None:
     assert (
         renderer.tokenizer.decode(renderer.turn(Message("assistant", " Hm \n", tool_calls=(F,)))) == f"Hm\n{CALL}{END}"
     )
-    bad = Message("assistant", "x", tool_calls=(F,), malformed_calls=(MalformedToolCall("\n{oops\n", "why"),))
+    bad = Message("assistant", "x", tool_calls=(F,), malformed_calls=(MalformedToolCall("\n{oops\n", "why", place=1),))
     assert f"{PROMPT}x\n{CALL}\n```tool_call\n{{oops\n```{END}" in opened([Message("user", "1"), bad])
 
 

@@ -352,6 +352,14 @@ def test_a_call_that_could_not_be_read_is_written_back_with_its_markers_as_text(
     assert BYTES.special("<arg_key>") not in tokens
 
 
+def test_T15_calls_that_could_and_could_not_be_read_keep_their_order() -> None:
+    said = f"\n<tool_call>g<h</tool_call>\n{CALL}\n<tool_call></tool_call>"
+    message, outcome = read(said + "<|observation|>")
+    assert outcome is Outcome.STOPPED
+    assert [call.text if isinstance(call, MalformedToolCall) else call for call in message.calls] == ["g<h", F, ""]
+    assert said in opened(USER, message)
+
+
 def test_an_unknown_role_is_named() -> None:
     with pytest.raises(ValueError, match="a message has role 'robot': expected 'system'"):
         make().open([Message("robot", "hi")])  # type: ignore[arg-type]

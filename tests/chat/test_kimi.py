@@ -126,11 +126,18 @@ async def test_an_episode_heads_results_by_the_ids_that_were_sampled() -> None:
         """
         return f"{key}!"
 
-    said = ids(k2, f"{OPEN}{block('functions.look:4')}{block('functions.look:5')}{block('oops')}{CLOSE}{END}")
+    unread = f"{CALL}functions.look:3{CALL_END}{block('functions.look:4', '{')}"
+    said = ids(k2, f"{OPEN}{unread}{block('functions.look:5')}{block('oops')}{block('functions.look:6')}{CLOSE}{END}")
     report = await report_calls([look], k2.parse(said).message)
     written = text(k2, k2.extend(report.messages, after=said))
     heads = re.findall(r"<\|im_system\|>(\w+)<\|im_middle\|>## Return of (.*)\n", written)
-    assert heads == [("look", "functions.look:4"), ("look", "functions.look:5"), ("tool", "unknown")]
+    assert heads == [
+        ("tool", "functions.look:3"),
+        ("tool", "functions.look:4"),
+        ("look", "functions.look:5"),
+        ("tool", "unknown"),
+        ("look", "functions.look:6"),
+    ]
     assert written.endswith(END + PROMPT)
 
 
@@ -281,7 +288,8 @@ def test_P03_damage_inside_a_call_is_content_that_teaches(bad: str, why: str) ->
     assert malformed.text == bad
     assert re.search(why, malformed.error), malformed.error
     assert parsed.message.tool_calls == (look(1),)
-    assert f"{CALL}{bad}{CALL_END}{CLOSE}" in text(k2, k2.open([USER, parsed.message, USER])), "written back as it was"
+    written = f"{OPEN}{CALL}{bad}{CALL_END}{block('functions.look:1')}{CLOSE}"
+    assert written in text(k2, k2.open([USER, parsed.message, USER])), "written back as it was"
 
 
 def test_P03_text_among_calls_is_content_that_teaches() -> None:

@@ -279,7 +279,7 @@ def test_text_and_several_calls_are_written_with_the_tag() -> None:
     renderer = make("llama3.2")
     turn = renderer.turn(Message("assistant", " Look: ", tool_calls=(F, F)))
     assert renderer.tokenizer.decode(turn) == f"Look:{TAG}{CALL}; {CALL}{END}"
-    bad = Message("assistant", "x", tool_calls=(F,), malformed_calls=(MalformedToolCall("{oops", "why"),))
+    bad = Message("assistant", "x", tool_calls=(F,), malformed_calls=(MalformedToolCall("{oops", "why", place=1),))
     opened = renderer.tokenizer.decode(renderer.open([Message("user", "hi"), bad, Message("user", "again")]))
     assert f"\n\nx{TAG}{CALL}; {{oops{END}" in opened
 

@@ -19,6 +19,7 @@ from jaxrl.chat.mistral import MISTRAL_V11, Mistral, call_id
 from jaxrl.chat.renderer import Outcome, Renderer, build
 from jaxrl.chat.tokenizer import byte_tokenizer
 from jaxrl.chat.tool_calls import tool_schema
+from jaxrl.chat.transcript import act, begin, observe
 from jaxrl.types import MalformedToolCall, Message, ToolCall, ToolSpec
 
 NAMES = ("mistral_v3", "mistral_v11", "devstral", "ministral3_reasoning")
@@ -278,8 +279,28 @@ def test_numbers_and_spaces_of_arguments_stay_as_they_were_written(name: str) ->
 
 
 def test_malformed_calls_in_the_opening_are_written_back() -> None:
-    bad = Message("assistant", "x", tool_calls=TWO[:1], malformed_calls=(MalformedToolCall("[{oops", "why"),))
-    assert "}][TOOL_CALLS][{oops</s>" in text(make("mistral_v3"), [USER, bad, USER])
+    unread = tuple(MalformedToolCall("[{oops", "why", place=place) for place in (0, 2))
+    bad = Message("assistant", "x", tool_calls=TWO, malformed_calls=unread)
+    written = text(make("mistral_v3"), [USER, bad, USER])
+    assert 'x[TOOL_CALLS][{oops[TOOL_CALLS][{"name"' in written
+    assert "}][TOOL_CALLS][{oops</s>" in written
+    assert written.count("[TOOL_CALLS]") == 3, "calls in a row share an array"
+
+
+@pytest.mark.parametrize(
+    ("name", "written", "expected"),
+    [
+        ("mistral_v3", '[{"name": "f", "id": "abcdef123"}]', "abcdef123"),
+        ("mistral_v3", '[{"name": "f", "arguments": {"id": "x"}}, {"name": "f", "id": 3}]', None),
+        ("mistral_v3", '[{"name": "f", "id": "abcdef123"', None),
+        ("mistral_v11", "f[CALL_ID]abcdef123[ARGS]{", "abcdef123"),
+        ("mistral_v11", "f[CALL_ID]abcdef123", "abcdef123"),
+        ("mistral_v11", "f[ARGS]{", None),
+    ],
+)
+def test_T15_a_malformed_call_keeps_the_id_it_was_given(name: str, written: str, expected: str | None) -> None:
+    (bad,) = said(make(name), "[TOOL_CALLS]" + written).malformed_calls
+    assert bad.id == expected
 
 
 TEXT = st.text(st.sampled_from('ab {}"\\\n[]é🙂') | st.characters(codec="utf-8"), max_size=20)
@@ -427,3 +448,15 @@ def test_the_makers_encoder_gives_the_same_ids(name: str, version: str, real_tok
             continue
         assert list(ours.open(messages, tools)) == wanted, each
     assert refused == REFUSED | (REFUSED_BY_V3 if version == "v3" else set())
+
+
+@pytest.mark.parametrize("thinking", ["strip", "compact"])
+def test_I1_a_system_prompt_that_speaks_of_thoughts_keeps_them(thinking: str) -> None:
+    turns = 1 if thinking == "compact" else None
+    tokenizer = make("ministral3_reasoning").tokenizer
+    r = renderer_for(tokenizer, "ministral3_reasoning", thinking=thinking, compact_turns=turns)
+    opened = begin(r, [Message("user", "hi")])
+    grown, reason = observe(act(opened, r.turn(Message("assistant", "yes", thinking="hm"))), [Message("user", "go on")])
+    assert reason is not None
+    assert grown.tokens[: len(opened.tokens)] == opened.tokens
+    assert "hm" not in tokenizer.decode(grown.tokens[len(opened.tokens) :])

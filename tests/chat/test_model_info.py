@@ -117,8 +117,15 @@ def test_a_name_against_the_template_is_an_error_that_shows_both() -> None:
     assert renderer_for(replace(BYTES, name="Qwen/Qwen3-8B"), "qwen3").name == "qwen3"
 
 
-@pytest.mark.parametrize("template", [None, "{{ messages[0].content }}"])
-def test_where_no_family_fits_the_template_the_name_decides(template: str | None) -> None:
+def test_a_template_of_its_own_is_not_overruled_by_the_name_of_what_it_was_trained_from() -> None:
+    vicuna = "{% for m in messages %}{{ m.role | upper }}: {{ m.content }}\\n{% endfor %}ASSISTANT:"
+    tokenizer = replace(byte_tokenizer(chat_template=vicuna), name="/models/qwen3-8b-vicuna-sft")
+    with pytest.raises(ValueError, match=r"matches no known family.*'template'"):
+        renderer_for(tokenizer)
+
+
+@pytest.mark.parametrize("template", [None])
+def test_without_a_template_the_name_decides(template: str | None) -> None:
     assert renderer_for(replace(BYTES, name="Qwen/Qwen3-8B", chat_template=template)).name == "qwen3"
     assert renderer_for(replace(BYTES, name="org/Thing-Base", chat_template=template)).name == "role_colon"
     with pytest.raises(ValueError, match="Pass name= one of"):

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from official import BY_NAME, Case
 from test_template_parity import as_published
 
+from jaxrl.chat.chatml import CALL
 from jaxrl.chat.families import renderer_for
 from jaxrl.chat.renderer import Outcome, Renderer, Thinking
 from jaxrl.chat.template import TemplateFamily, template_family
@@ -114,7 +115,8 @@ def test_it_writes_the_ids_of_real_families(row: str, real_tokenizer, real_cache
         if name in official.differs or (has_thoughts(name) and not family.family.thoughts):
             continue
         assert asked.open(*case) == family.open(*case), name
-        if name not in official.grown_differs:
+        readable = CALL.spelling in official.source(real_cache) or not any(m.tool_calls for m in case[0])
+        if name not in official.grown_differs and readable:  # what it cannot read it demonstrates to nobody
             ours, theirs = grown(asked, case), grown(family, case)
             assert ours == theirs or (ours and theirs and (ours[0], len(ours[1])) == (theirs[0], len(theirs[1]))), name
 
@@ -476,3 +478,31 @@ def test_it_is_picklable_and_equal_to_itself() -> None:
     assert again.open([USER]) == ASKED.open([USER])
     assert again.family == ASKED.family == template_family(BYTES)
     assert ASKED.name == "template"
+
+
+CHANNELS = (
+    "{% for m in messages %}<|start|>{{ m.role }}{% if m.role == 'assistant' %}<|channel|>final{% endif %}<|message|>"
+    "{{ m.content }}<|end|>{% endfor %}{% if add_generation_prompt %}<|start|>assistant{% endif %}"
+)
+
+
+def test_a_format_whose_turns_hold_the_markers_that_frame_them_is_refused() -> None:
+    with pytest.raises(ValueError, match="a plain answer reads as malformed"):
+        asking(CHANNELS, ("<|start|>", "<|channel|>", "<|message|>", "<|end|>"))
+
+
+NEXT_SPEAKER = (
+    "{% for m in messages %}{{ '<|observation|>' if m.role == 'tool' else '<|' + m.role + '|>' }}{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}"
+    "<tool_call>{{ {'name': c.function.name, 'arguments': c.function.arguments} | tojson }}</tool_call>"
+    "{% endfor %}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+def test_a_turn_with_a_call_ends_where_the_template_ends_it() -> None:
+    specials = ("<|user|>", "<|assistant|>", "<|observation|>", "<|system|>", "<tool_call>", "</tool_call>")
+    renderer = asking(NEXT_SPEAKER, specials)
+    assert set(renderer.stop_ids.values()) == {"<|user|>", "<|observation|>"}
+    call = ids(renderer, '<tool_call>{"name": "f", "arguments": {}}</tool_call><|observation|>')
+    parsed = renderer.parse(call)
+    assert (parsed.outcome, [c.name for c in parsed.message.tool_calls]) == (Outcome.STOPPED, ["f"])

@@ -78,3 +78,11 @@ def test_end_of_json() -> None:
     assert end_of_json('ab {"a": "}"}c', 2) == 13
     assert end_of_json("ab c", 2) == 2
     assert end_of_json("[" * 200_000, 0) == 0
+
+
+def test_deep_nesting_is_told_and_not_carried_on() -> None:
+    deep = '{"a": ' + "[" * 300 + "]" * 300 + "}"
+    bad = read_call(f'{{"name": "f", "arguments": {deep}}}')
+    assert isinstance(bad, MalformedToolCall)
+    assert "more than 100 levels" in bad.error
+    assert read_call('{"name": "f", "arguments": {"a": ' + "[" * 50 + "]" * 50 + "}}") != bad

@@ -10,7 +10,7 @@ from jaxrl.algo.data import trajectory_to_data
 from jaxrl.env import MessageStepResult
 from jaxrl.runtime.episode import Limits, run_episode
 from jaxrl.runtime.message_env import EnvFromMessageEnv, TurnRules, announce_turns_left
-from jaxrl.types import Message, StopReason, Task, Trajectory, Transition
+from jaxrl.types import Message, StopReason, Task, ToolCall, Trajectory, Transition
 
 TASK = Task("hi")
 CALL, END_CALL = (BYTES.special(t) for t in ("<tool_call>", "</tool_call>"))
@@ -66,6 +66,12 @@ async def test_I1_a_broken_turn_is_corrected_in_exactly_these_tokens() -> None:
     assert added(episode) == [shown(Message("user", "Again.")), shown(Message("user", "go on"))]
     assert [m.content for m in env.heard] == ["yes", "yes"], "the env never hears of it"
     assert [dict(t.metrics) for t in episode.transitions] == [{"malformed": 1.0}, {"turns": 1.0}, {"turns": 1.0}]
+
+
+async def test_turns_without_a_readable_call_use_up_no_corrections() -> None:
+    rules = TurnRules(parse_retries=2)
+    episode = await play(Echo(turns=9), turns(UNREAD, UNREAD, BROKEN, BROKEN, BROKEN), rules)
+    assert (episode.stop_reason, len(episode.transitions)) == (StopReason.PARSE_FAILURE, 5)
 
 
 @pytest.mark.parametrize("retries", [0, 1, 3])
@@ -194,6 +200,28 @@ async def test_P13_the_allowed_calls_run_and_one_more_ends_the_episode(
     assert episode.stop_reason is reason
     assert episode.reward == len("".join(heard))
     assert len(episode.transitions) == len(asked), "the turn that asked for too much is in the episode"
+
+
+@pytest.mark.parametrize(
+    ("most", "asked", "heard"),
+    [
+        (1, "?a?b?", "?a?"),
+        (2, "?a?b?", "?a?b?"),
+        (None, "a?", "a?"),
+        (1, "??", "??"),
+        (1, "ab?", "a"),
+    ],
+)
+async def test_P13_malformed_calls_go_only_with_the_call_too_many_before_them(
+    most: int | None, asked: str, heard: str
+) -> None:
+    env = Echo(turns=9)
+    blocks = [UNREAD[:-1] if name == "?" else calls(name)[:-1] for name in asked]
+    turn = (*(i for block in blocks for i in block), END)
+    episode = await play(env, turns(turn), TurnRules(), Limits(500, max_turns=1, max_tool_calls=most))
+    (message,) = env.heard
+    assert "".join(call.name if isinstance(call, ToolCall) else "?" for call in message.calls) == heard
+    assert episode.stop_reason is (StopReason.MAX_TURNS if heard == asked else StopReason.MAX_TOOL_CALLS)
 
 
 # --- before a turn --------------------------------------------------------------------------------
