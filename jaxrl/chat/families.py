@@ -137,7 +137,7 @@ def _unknown(tokenizer: Tokenizer) -> str:
 
 
 _TOOL = ToolSpec("look", "Look it up.", {"type": "object", "properties": {"key": {"type": "string"}}})
-_CALLS = (ToolCall("look", '{"key": "a"}', "look0call"), ToolCall("look", '{"key": "b"}', "look1call"))
+_CALL = ToolCall("look", '{"key": "a"}', "look0call")
 _PROBES: tuple[tuple[Message, ...], ...] = (
     (Message("user", " hi\n"),),
     (Message("system", "Be brief."), Message("user", "hi"), Message("assistant", "yes"), Message("user", "ok")),
@@ -145,9 +145,9 @@ _PROBES: tuple[tuple[Message, ...], ...] = (
 )
 _TOOL_PROBE = (
     Message("user", "hi"),
-    Message("assistant", "", thinking="hm", tool_calls=_CALLS),
+    # One call and no text beside it: in more than that published templates have bugs that nobody trained on.
+    Message("assistant", "", thinking="hm", tool_calls=(_CALL,)),
     Message("tool", "1", call_id="look0call"),
-    Message("tool", "2", call_id="look1call"),
 )
 
 

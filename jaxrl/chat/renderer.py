@@ -17,7 +17,7 @@ from typing import Any, Literal, Protocol
 from jaxrl.chat.tokenizer import Tokenizer
 from jaxrl.chat.tool_calls import check_arguments
 from jaxrl.env import StopCondition
-from jaxrl.types import Message, ToolSpec
+from jaxrl.types import Message, ToolCall, ToolSpec
 
 Thinking = Literal["keep", "strip", "compact"]
 History = Literal["extend", "render"]
@@ -236,17 +236,20 @@ class Renderer:
     def _check_turn(self, tokens: tuple[int, ...], message: Message) -> None:
         """Raise ValueError for a turn that says something else when it is read, such as text that looks like a call."""
         parsed = self.parse(tokens)
-        calls, read = (
-            [(c.name, json.loads(c.arguments).keys()) for c in m.tool_calls] for m in (message, parsed.message)
-        )
+        calls, read = ([self._signature(call) for call in m.tool_calls] for m in (message, parsed.message))
         early = any(stop in spell(self._pieces(tokens[:-1])) for stop in self.family.stops if not self.stop_ids)
         if parsed.outcome is not Outcome.STOPPED or early or calls != read or parsed.message.malformed_calls:
-            wanted, found = ([name for name, _ in named] for named in (calls, read))
+            wanted, found = ([name for name, *_ in named] for named in (calls, read))
             raise ValueError(
                 f"turn() got a message that renderer {self.name!r} would read as {parsed.outcome.value}, with the "
                 f"calls {found} instead of {wanted}: {self.tokenizer.decode(tokens)[:200]!r}. Change what it says: a "
                 "name, or text that looks like the family's framing."
             )
+
+    def _signature(self, call: ToolCall) -> tuple[str, ...]:
+        """The call's name and the names of its arguments, as far as this vocabulary can spell them."""
+        names = (call.name, *json.loads(call.arguments))
+        return tuple(self.tokenizer.decode(self.tokenizer.encode(name)) for name in names)
 
     def parse(self, tokens: Sequence[int]) -> Parsed:
         """Read a sampled turn. Never raises on ids of the vocabulary; linear in the number of tokens."""

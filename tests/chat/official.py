@@ -332,7 +332,7 @@ OFFICIAL: tuple[Official, ...] = (
         None,
         template="deepseek-ai-DeepSeek-V3.1.jinja",
         options={"thinking": "strip", "enable_thinking": False},
-        variables=DEEPSEEK_BOS,
+        variables={**DEEPSEEK_BOS, "thinking": False},
         mended={"<think></think>": "</think>"},
         describes_tools=False,
         differs={"system_only": "the template writes no prompt before a user has spoken"},

@@ -465,7 +465,7 @@ def published(real_cache: Path) -> str:
 @given(schemas=st.dictionaries(st.sampled_from(["p", "q", "r"]), SCHEMAS, max_size=3))
 def test_any_tool_is_written_as_the_template_does(published: str, schemas: dict) -> None:
     tool = ToolSpec("t", "D", {"type": "object", "properties": schemas, "required": ["p"]})
-    text = render_template(published, [{"role": "user", "content": "hi"}], [tool_schema(tool)])
+    text = render_template(published, [{"role": "user", "content": "hi"}], [tool_schema(tool)], today=GPT_OSS.date)
     assert spell(GPT_OSS.opening([USER], [tool], Style())) == text
 
 
