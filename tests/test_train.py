@@ -505,7 +505,7 @@ def test_ctrl_c_ends_in_one_line_and_code_130(capsys: pytest.CaptureFixture[str]
 
 def test_tasks_and_a_factory_are_enough(monkeypatch: pytest.MonkeyPatch, model: str, tmp_path: Path) -> None:
     seen: list[Config] = []
-    monkeypatch.setattr("jaxrl.train.main", lambda config, executor: seen.append(config) or tmp_path)
+    monkeypatch.setattr("jaxrl.train.main", lambda config, executor, **where: seen.append(config) or tmp_path)
     config = small(model, tmp_path / "run")
     assert train_multi_turn(config, TASKS, make_late, TASKS[:2], batch_size=4, group_size=2) == tmp_path
     train, test = trio.run(seen[0].dataset_builder, None)
