@@ -10,6 +10,7 @@ import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 from official import BY_NAME, DEEPSEEK_BOS
+from sampled import sampled
 from transformers import PreTrainedTokenizerFast
 
 from jaxrl.chat.deepseek import BEGIN, DEEPSEEK_R1, DEEPSEEK_V3, DEEPSEEK_V3_1, DeepSeek
@@ -41,16 +42,7 @@ distill = make(DEEPSEEK_R1, DISTILLED)
 
 def ids(r: Renderer, text: str) -> tuple[int, ...]:
     """Sampled ids for text in which the spellings of markers that are ids mean the ids."""
-    out: list[int] = []
-    while text:
-        at = {text.find(s): s for s in r.marker_ids if s in text}
-        cut = min(at, default=len(text))
-        out += r.tokenizer.encode(text[:cut])
-        if at:
-            out.append(r.marker_ids[at[cut]])
-            cut += len(at[cut])
-        text = text[cut:]
-    return tuple(out)
+    return sampled(r.tokenizer, text, r.marker_ids)
 
 
 def text(r: Renderer, tokens) -> str:

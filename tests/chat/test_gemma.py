@@ -1,12 +1,12 @@
 """What is particular to Gemma: no system role, and a tool format of our own in fenced blocks."""
 
 import json
-import re
 import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sampled import sampled
 
 from jaxrl.chat.families import renderer_for
 from jaxrl.chat.gemma import GEMMA3
@@ -28,9 +28,7 @@ def make() -> Renderer:
 
 def ids(text: str) -> list[int]:
     """Sampled ids for text in which spellings of special tokens mean the tokens."""
-    tokenizer = make().tokenizer
-    parts = re.split("(" + "|".join(map(re.escape, TOKENS)) + ")", text)
-    return [i for part in parts for i in ([tokenizer.special(part)] if part in TOKENS else tokenizer.encode(part))]
+    return list(sampled(make().tokenizer, text, TOKENS))
 
 
 def read(text: str) -> tuple[Message, Outcome]:

@@ -10,6 +10,7 @@ from chat_conversations import CONVERSATIONS
 from hypothesis import given
 from hypothesis import strategies as st
 from official import BY_NAME
+from sampled import sampled
 
 from jaxrl.chat.families import recognise
 from jaxrl.chat.glm import GLM, GLM4_5, GLM4_7
@@ -34,8 +35,7 @@ def make(family: GLM | str = GLM4_5, **choices) -> Renderer:
 
 def ids(text: str) -> tuple[int, ...]:
     """Sampled ids for text in which spellings of special tokens mean the tokens."""
-    parts = re.split("(" + "|".join(map(re.escape, SPECIALS)) + ")", text)
-    return tuple(i for p in parts for i in ([BYTES.special(p)] if p in SPECIALS else BYTES.encode(p)))
+    return sampled(BYTES, text, SPECIALS)
 
 
 def read(text: str, family: GLM | str = GLM4_5, **choices) -> tuple[Message, Outcome]:

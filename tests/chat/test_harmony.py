@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from official import BY_NAME
+from sampled import sampled
 
 from jaxrl.chat.families import recognise
 from jaxrl.chat.harmony import GPT_OSS, GPT_OSS_HIGH, GPT_OSS_LOW, Harmony, tool_namespace, type_of
@@ -34,8 +35,7 @@ def make(family: Harmony = GPT_OSS, **choices) -> Renderer:
 
 def ids(text: str) -> tuple[int, ...]:
     """Sampled ids for text in which spellings of special tokens mean the tokens."""
-    parts = re.split("(" + "|".join(map(re.escape, SPECIALS)) + ")", text)
-    return tuple(i for p in parts for i in ([BYTES.special(p)] if p in SPECIALS else BYTES.encode(p)))
+    return sampled(BYTES, text, SPECIALS)
 
 
 def read(text: str) -> tuple[Message, Outcome]:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from official import BY_NAME
+from sampled import sampled
 
 from jaxrl.chat.families import find_family, renderer_for
 from jaxrl.chat.kimi import KIMI_K2, KIMI_K2_THINKING, Kimi
@@ -34,17 +35,7 @@ k2, thinker = make(KIMI_K2), make(KIMI_K2_THINKING)
 
 def ids(r: Renderer, text: str) -> tuple[int, ...]:
     """Sampled ids for text in which the spellings of markers and stops mean the ids."""
-    special = dict(r.marker_ids) | {spelling: i for i, spelling in r.stop_ids.items()}
-    out: list[int] = []
-    while text:
-        at = {text.find(s): s for s in special if s in text}
-        cut = min(at, default=len(text))
-        out += r.tokenizer.encode(text[:cut])
-        if at:
-            out.append(special[at[cut]])
-            cut += len(at[cut])
-        text = text[cut:]
-    return tuple(out)
+    return sampled(r.tokenizer, text, {*r.marker_ids, *r.stop_ids.values()})
 
 
 def text(r: Renderer, tokens) -> str:

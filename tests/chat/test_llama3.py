@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sampled import sampled
 
 from jaxrl.chat.families import recognise, renderer_for
 from jaxrl.chat.llama3 import LLAMA3, LLAMA3_1, LLAMA3_2
@@ -33,10 +34,7 @@ def make(name: str) -> Renderer:
 
 def ids(renderer: Renderer, text: str) -> list[int]:
     """Sampled ids for text in which spellings of special tokens mean the tokens."""
-    special = [*renderer.marker_ids, *renderer.stop_ids.values()]
-    parts = re.split("(" + "|".join(map(re.escape, special)) + ")", text)
-    encode, one = renderer.tokenizer.encode, renderer.tokenizer.special
-    return [i for part in parts for i in ([one(part)] if part in special else encode(part))]
+    return list(sampled(renderer.tokenizer, text, {*renderer.marker_ids, *renderer.stop_ids.values()}))
 
 
 def read(name: str, text: str) -> tuple[Message, Outcome]:

@@ -13,6 +13,7 @@ from chat_conversations import CONVERSATIONS
 from hypothesis import given
 from hypothesis import strategies as st
 from official import BY_NAME, mistral_call_id, with_call_ids
+from sampled import sampled
 
 from jaxrl.chat.families import find_family, renderer_for
 from jaxrl.chat.mistral import MISTRAL_V11, Mistral, call_id
@@ -45,16 +46,7 @@ def without_prompt(name: str) -> Mistral:
 
 def ids(r: Renderer, text: str) -> tuple[int, ...]:
     """Ids of text in which spelled markers are the markers."""
-    out: list[int] = []
-    while text:
-        at = {text.find(marker): marker for marker in r.marker_ids if marker in text}
-        cut = min(at, default=len(text))
-        out += r.tokenizer.encode(text[:cut])
-        if at:
-            out.append(r.marker_ids[at[cut]])
-            cut += len(at[cut])
-        text = text[cut:]
-    return tuple(out)
+    return sampled(r.tokenizer, text, r.marker_ids)
 
 
 def said(r: Renderer, text: str) -> Message:

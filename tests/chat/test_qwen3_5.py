@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from official import BY_NAME
+from sampled import sampled
 
 from jaxrl.chat.families import renderer_for
 from jaxrl.chat.qwen_xml import read_call, write_call
@@ -39,16 +40,7 @@ def make(name: str, **choices: Any) -> Renderer:
 
 def ids(text: str) -> tuple[int, ...]:
     """Ids of text in which spelled markers are the markers."""
-    out: list[int] = []
-    while text:
-        at = {text.find(special): special for special in BYTE_SPECIALS if special in text}
-        cut = min(at, default=len(text))
-        out += BYTES.encode(text[:cut])
-        if at:
-            out.append(BYTES.special(at[cut]))
-            cut += len(at[cut])
-        text = text[cut:]
-    return tuple(out)
+    return sampled(BYTES, text, BYTE_SPECIALS)
 
 
 def read(block: str) -> ToolCall:

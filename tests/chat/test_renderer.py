@@ -6,6 +6,7 @@ import pickle
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sampled import sampled
 
 from jaxrl.chat.chatml import QWEN3
 from jaxrl.chat.families import renderer_for
@@ -34,16 +35,7 @@ def make(name: str, **choices) -> Renderer:
 
 def ids(renderer: Renderer, text: str) -> tuple[int, ...]:
     """Sampled ids for text in which spellings of special tokens mean the tokens."""
-    out: list[int] = []
-    while text:
-        at = {text.find(s): s for s in BYTE_SPECIALS if s in text and _has(renderer, s)}
-        cut = min(at, default=len(text))
-        out += renderer.tokenizer.encode(text[:cut])
-        if at:
-            out.append(renderer.tokenizer.special(at[cut]))
-            cut += len(at[cut])
-        text = text[cut:]
-    return tuple(out)
+    return sampled(renderer.tokenizer, text, [s for s in BYTE_SPECIALS if _has(renderer, s)])
 
 
 def _has(renderer: Renderer, spelling: str) -> bool:

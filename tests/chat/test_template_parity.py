@@ -1,6 +1,5 @@
 """Renderers against the published chat templates: token for token, also when an episode is grown turn by turn."""
 
-import re
 from dataclasses import replace
 
 import pytest
@@ -8,6 +7,7 @@ from chat_conversations import CONVERSATIONS, has_thoughts
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from official import OFFICIAL, Case, Official
+from sampled import sampled
 
 from jaxrl.chat.families import find_family, renderer_for, template_message
 from jaxrl.chat.renderer import Renderer
@@ -38,9 +38,7 @@ def bytes_for(row: Official) -> ByteTokenizer:
 
 def official_byte_tokens(text: str) -> list[int]:
     """How a tokenizer with special tokens reads a rendered template: split at spellings first."""
-    tokenizer = byte_tokenizer()
-    parts = re.split("(" + "|".join(map(re.escape, BYTE_SPECIALS)) + ")", text)
-    return [i for p in parts for i in ([tokenizer.special(p)] if p in BYTE_SPECIALS else tokenizer.encode(p))]
+    return list(sampled(byte_tokenizer(), text, BYTE_SPECIALS))
 
 
 def grow(renderer: Renderer, case: Case) -> tuple[int, ...] | None:
