@@ -34,6 +34,11 @@ class Marker:
 Piece = str | Marker
 
 
+def unknown_role(role: str) -> ValueError:
+    """What a writer raises for a message of no role it can write."""
+    return ValueError(f"a message has role {role!r}: expected 'system', 'user', 'assistant' or 'tool'.")
+
+
 def spell(pieces: Iterable[Piece]) -> str:
     """The pieces as text, markers by their spelling."""
     return "".join(piece if isinstance(piece, str) else piece.spelling for piece in pieces)
@@ -205,8 +210,7 @@ class Renderer:
 
         after: the sampled turn. When it was cut by a budget (no stop at its end) the end marker is added first.
         """
-        _, end = self._split_end(after)
-        pieces = self.family.between(messages, end, self.style)
+        pieces = self.family.between(messages, self._end(after), self.style)
         if not any(pieces):
             raise ValueError(
                 f"extend() got {len(messages)} messages, and family {self.name!r} writes nothing between two turns "
@@ -253,7 +257,8 @@ class Renderer:
 
     def parse(self, tokens: Sequence[int]) -> Parsed:
         """Read a sampled turn. Never raises on ids of the vocabulary; linear in the number of tokens."""
-        body, end = self._split_end(tokens)
+        end = self._end(tokens)
+        body = self._body(tokens, end)
         message, intact = self.family.read(body, self.style)
         if end is None:
             return Parsed(message, Outcome.LENGTH)
@@ -291,18 +296,21 @@ class Renderer:
     def _is_newlines(self, token: int) -> bool:
         return set(self.tokenizer.decode([token])) == {"\n"}
 
-    def _split_end(self, tokens: Sequence[int]) -> tuple[list[Piece], Marker | None]:
-        """A sampled turn as pieces without its stop, and the stop; None for a turn that was cut."""
+    def _end(self, tokens: Sequence[int]) -> Marker | None:
+        """The stop that ended a sampled turn; None for one that was cut."""
         if self.stop_ids:
-            end = self.stop_ids.get(tokens[-1]) if len(tokens) else None
-            body = tokens if end is None else tokens[:-1]
-            return self._pieces(body), None if end is None else Marker(end)
+            spelling = self.stop_ids.get(tokens[-1]) if len(tokens) else None
+            return None if spelling is None else Marker(spelling)
         text = self.tokenizer.decode(tokens)
         found = [(at, stop) for stop in self.family.stops if (at := text.find(stop)) >= 0]
-        if not found:
-            return self._pieces(tokens), None
-        at, stop = min(found)
-        return self.family.scan(text[:at], self.family.markers.keys()), Marker(stop)
+        return Marker(min(found)[1]) if found else None
+
+    def _body(self, tokens: Sequence[int], end: Marker | None) -> list[Piece]:
+        """A sampled turn as pieces, without the stop that ended it."""
+        if end is None or self.stop_ids:
+            return self._pieces(tokens if end is None else tokens[:-1])
+        before, _, _ = self.tokenizer.decode(tokens).partition(end.spelling)
+        return self.family.scan(before, self.family.markers.keys())
 
     def encode(self, pieces: Iterable[Piece]) -> tuple[int, ...]:
         """Ids of pieces. Neighbouring texts are joined first: a tokenizer may merge across them."""

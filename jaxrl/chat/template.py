@@ -405,7 +405,6 @@ def template_family(tokenizer: Tokenizer) -> TemplateFamily:
         ends=frozenset(filter(None, (*stops, followed))),
         thoughts=Thoughts((THINK,), (THINK_END,), in_prompt=opens_thought) if writes_thoughts else None,
         has_calls=CALL.spelling in asked.source,
-        template_has_tools=_ARGUMENT in asked.attempt([_USER], [ToolSpec(_ARGUMENT, ".", {"type": "object"})]),
         opens_thought=opens_thought,
     )
     return replace(learned, frame=_frame(learned))

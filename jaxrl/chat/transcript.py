@@ -147,12 +147,13 @@ def _forget(transcript: Transcript, start: int, *, only_empty: bool = False) -> 
     and a system prompt may speak of thoughts.
     """
     renderer, old = transcript.renderer, transcript.segments[start:]
+    left = renderer.left()
     new: list[Segment] = []
     for context, action in zip(old[::2], old[1::2], strict=True):
         tokens, turn = (*context.tokens, *action.tokens), len(context.tokens)
         spans = [span for span in renderer.forget(tokens, only_empty=only_empty) if span[1] >= turn]
-        new.append(replace(context, tokens=_outside(tokens, spans, renderer.left(), 0, turn)))
-        new.append(replace(action, tokens=_outside(tokens, spans, renderer.left(), turn, len(tokens))))
+        new.append(replace(context, tokens=_outside(tokens, spans, left, 0, turn)))
+        new.append(replace(action, tokens=_outside(tokens, spans, left, turn, len(tokens))))
     segments = (*transcript.segments[:start], *new)
     before = transcript.tokens[: len(transcript.tokens) - sum(len(segment.tokens) for segment in old)]
     whole = (*before, *(t for segment in new for t in segment.tokens))
