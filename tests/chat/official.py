@@ -252,6 +252,18 @@ MISTRAL_LATER_USERS = dict.fromkeys(
     "the template moves the tools to the last user message; in an episode they stay where they were",
 )
 
+GPT_OSS = Official(
+    "gpt_oss",
+    "gpt_oss",
+    "gpt_oss",
+    template="openai-gpt-oss-120b.jinja",
+    options={"thinking": "strip"},
+    prepare=with_tool_names,
+    shown=shown_to_gpt_oss,
+    differs=GPT_OSS_DIFFERS,
+    grown_differs=dict.fromkeys(GPT_OSS_FINALS, "a sampled <|return|> stays, the template writes <|end|>"),
+)
+
 OFFICIAL: tuple[Official, ...] = (
     Official(
         "smollm2",
@@ -421,28 +433,8 @@ OFFICIAL: tuple[Official, ...] = (
         options={"thinking": "strip"},
         merged=QWEN3_5_EMPTY,
     ),
-    Official(
-        "gpt_oss",
-        "gpt_oss",
-        "gpt_oss",
-        template="openai-gpt-oss-120b.jinja",
-        options={"thinking": "strip"},
-        prepare=with_tool_names,
-        shown=shown_to_gpt_oss,
-        differs=GPT_OSS_DIFFERS,
-        grown_differs=dict.fromkeys(GPT_OSS_FINALS, "a sampled <|return|> stays, the template writes <|end|>"),
-    ),
-    Official(
-        "gpt_oss_high",
-        "gpt_oss_high",
-        "gpt_oss",
-        template="openai-gpt-oss-120b.jinja",
-        options={"thinking": "strip"},
-        prepare=with_tool_names,
-        shown=shown_to_gpt_oss,
-        differs=GPT_OSS_DIFFERS,
-        grown_differs=dict.fromkeys(GPT_OSS_FINALS, "a sampled <|return|> stays, the template writes <|end|>"),
-    ),
+    GPT_OSS,
+    replace(GPT_OSS, name="gpt_oss_high", renderer="gpt_oss_high"),
     Official(
         "glm4.5",
         "glm4.5",
