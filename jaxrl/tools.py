@@ -480,10 +480,15 @@ async def _blamed(name: str, run: Callable[[], Awaitable[_Result]]) -> _Result |
     except ToolFault:
         raise
     except Exception as error:
-        cause: BaseException = error
-        while isinstance(cause, BaseExceptionGroup):  # the tool's own tasks wrap what failed in them
-            cause = cause.exceptions[0]
+        cause = first_error(error)  # the tool's own tasks wrap what failed in them
         raise ToolFault(f"tool {name!r} failed: {type(cause).__name__}: {cause}") from error
+
+
+def first_error(error: BaseException) -> BaseException:
+    """The first error inside the groups that task groups wrap it in."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 def _refusal(why: str) -> ToolResult:

@@ -45,8 +45,8 @@ from itertools import groupby
 from types import MappingProxyType
 from typing import Any, Literal
 
-from jaxrl.chat.renderer import Marker, Piece, Style, Thoughts, spell
-from jaxrl.chat.tool_calls import assistant_message, end_of_json, read_call, tool_schema
+from jaxrl.chat.renderer import Marker, Piece, Style, Thoughts, spell, unknown_role
+from jaxrl.chat.tool_calls import assistant_message, end_of_json, read_call, tool_schema, write_call
 from jaxrl.types import MalformedToolCall, Message, ToolCall, ToolSpec
 
 TURN, TURN_END = Marker("<|im_start|>"), Marker("<|im_end|>")
@@ -114,7 +114,7 @@ def _hermes_after_any_system(system: str | None, tools: Sequence[ToolSpec]) -> l
 
 
 def _hermes_call(call: ToolCall) -> str:
-    return f'\n{{"name": {json.dumps(call.name, ensure_ascii=False)}, "arguments": {call.arguments}}}\n'
+    return f"\n{write_call(call)}\n"
 
 
 HERMES = CallFormat(_hermes_tools, _hermes_call, read_call)
@@ -233,7 +233,7 @@ class ChatML:
                 for message, _ in run:
                     pieces += _turn(role, [self.text(message)])
             else:
-                raise ValueError(f"a message has role {role!r}: expected 'system', 'user', 'assistant' or 'tool'.")
+                raise unknown_role(role)
         return pieces
 
     def _results(self, messages: Sequence[Message]) -> list[Piece]:

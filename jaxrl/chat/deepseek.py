@@ -43,7 +43,7 @@ from types import MappingProxyType
 from typing import Any
 
 from jaxrl.chat.call_section import Frame, malformed_block, read_turn
-from jaxrl.chat.renderer import Marker, Piece, Style, Thoughts, spell
+from jaxrl.chat.renderer import Marker, Piece, Style, Thoughts, spell, unknown_role
 from jaxrl.chat.tool_calls import end_of_json, read_arguments
 from jaxrl.types import MalformedToolCall, Message, ToolCall, ToolSpec
 
@@ -161,7 +161,7 @@ class DeepSeek:
         if message.role == "user":
             return [USER, message.content]
         if message.role != "assistant":
-            raise ValueError(f"a message has role {message.role!r}: expected 'system', 'user', 'assistant' or 'tool'.")
+            raise unknown_role(message.role)
         if message.thinking is not None and self.thoughts and style.thinking == "keep":
             thought = [*_mark(after_results), *self._open_thought(), *self._thought(message.thinking)]
             return [*thought, *self._body(message, True), END]

@@ -27,13 +27,13 @@ user message. Parity is tested token for token, but for these deliberate differe
 import json
 import re
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from types import MappingProxyType
 from typing import Any
 
 from jaxrl.chat.renderer import Marker, Piece, Style, Thoughts, spell
-from jaxrl.chat.tool_calls import assistant_message, end_of_json, read_call, tool_schema
+from jaxrl.chat.tool_calls import assistant_message, end_of_json, read_call, tool_schema, write_call
 from jaxrl.types import MalformedToolCall, Message, ToolCall, ToolSpec
 
 BOS = Marker("<bos>")
@@ -51,26 +51,14 @@ class Gemma:
 
     name: str
     stops: tuple[str, ...] = (TURN_END.spelling, "<eos>")
+    thoughts: Thoughts | None = field(default=None, init=False)  # these models write none
+    has_thinking_switch: bool = field(default=False, init=False)
+    template_has_tools: bool = field(default=False, init=False)
 
     @property
     def markers(self) -> Mapping[str, bool]:
         """The frame, all single ids. Fences are text."""
         return MappingProxyType({marker.spelling: True for marker in (BOS, TURN, TURN_END)})
-
-    @property
-    def thoughts(self) -> Thoughts | None:
-        """None: these models write no thoughts."""
-        return None
-
-    @property
-    def has_thinking_switch(self) -> bool:
-        """False."""
-        return False
-
-    @property
-    def template_has_tools(self) -> bool:
-        """False: see difference 2."""
-        return False
 
     @property
     def template_variables(self) -> Mapping[str, Any]:
@@ -179,17 +167,13 @@ def _text(message: Message) -> str:
 
 def _assistant(message: Message) -> str:
     """The body of an assistant turn."""
-    calls = [f"\n{_call_text(call)}\n" if isinstance(call, ToolCall) else call.text for call in message.calls]
+    calls = [f"\n{write_call(call)}\n" if isinstance(call, ToolCall) else call.text for call in message.calls]
     text = message.content.strip()
     return "\n".join([*([text] if text else []), *(_block(CALL, call) for call in calls)])
 
 
 def _block(opening: str, body: str) -> str:
     return f"{opening}{body}{FENCE}"
-
-
-def _call_text(call: ToolCall) -> str:
-    return f'{{"name": {json.dumps(call.name, ensure_ascii=False)}, "arguments": {call.arguments}}}'
 
 
 # --- the families ---------------------------------------------------------------------------------

@@ -49,8 +49,8 @@ from itertools import groupby
 from types import MappingProxyType
 from typing import Any
 
-from jaxrl.chat.renderer import Marker, Piece, Style, Thoughts, spell
-from jaxrl.chat.tool_calls import assistant_message, check_arguments, end_of_json, json_members, tool_schema
+from jaxrl.chat.renderer import Marker, Piece, Style, Thoughts, spell, unknown_role
+from jaxrl.chat.tool_calls import assistant_message, check_arguments, json_members, json_value, tool_schema
 from jaxrl.types import MalformedToolCall, Message, ToolCall, ToolSpec
 
 MASK, BEGIN = Marker("[gMASK]"), Marker("<sop>")
@@ -144,7 +144,7 @@ class GLM:
                 for _, message in run:
                     pieces += [_ROLES[role], self.newline, *self._said(message, style)]
             else:
-                raise ValueError(f"a message has role {role!r}: expected 'system', 'user', 'assistant' or 'tool'.")
+                raise unknown_role(role)
         return pieces
 
     def _said(self, message: Message, style: Style) -> list[Piece]:
@@ -271,20 +271,12 @@ def _read_call(body: Sequence[Piece]) -> ToolCall | MalformedToolCall:
         return _unread(body, f"{name[:40]!r} is no tool's name" if name else "the tool's name is missing")
     if twice := [key for key, times in Counter(keys).items() if times > 1]:
         return _unread(body, f"the argument {twice[0][:40]!r} is given twice")
-    members = (f"{_json(key)}: {_value(value)}" for key, value in zip(keys, parts[3::4], strict=True))
+    members = (f"{_json(key)}: {json_value(value)}" for key, value in zip(keys, parts[3::4], strict=True))
     return ToolCall(name, "{" + ", ".join(members) + "}")
 
 
 def _unread(body: Sequence[Piece], problem: str) -> MalformedToolCall:
     return MalformedToolCall(spell(body), f"Tool call not read: {problem}. {_HOW}")
-
-
-def _value(text: str) -> str:
-    """A value as JSON text: itself where it is JSON other than a string, else a string."""
-    bare = text.strip()
-    if bare and not bare.startswith('"') and end_of_json(bare, 0) == len(bare):
-        return bare
-    return _json(text)
 
 
 def _json(text: str) -> str:

@@ -45,7 +45,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from jaxrl.chat.renderer import Marker, Piece, Style, Thoughts, spell
+from jaxrl.chat.renderer import Marker, Piece, Style, Thoughts, spell, unknown_role
 from jaxrl.chat.tool_calls import assistant_message, read_arguments
 from jaxrl.types import MalformedToolCall, Message, ToolCall, ToolSpec
 
@@ -198,8 +198,7 @@ def _conversation(messages: Sequence[Message], style: Style) -> list[Piece]:
         elif message.role == "system":
             pieces += _developer(message.content)
         else:
-            role = message.role
-            raise ValueError(f"a message has role {role!r}: expected 'system', 'user', 'assistant' or 'tool'.")
+            raise unknown_role(message.role)
     return pieces
 
 

@@ -36,12 +36,12 @@ Parity is tested token for token, but for these deliberate differences:
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
 from jaxrl.chat.renderer import Marker, Piece, Style, Thoughts, spell
-from jaxrl.chat.tool_calls import assistant_message, end_of_json, json_members, read_call, tool_schema
+from jaxrl.chat.tool_calls import assistant_message, end_of_json, json_members, read_call, tool_schema, write_call
 from jaxrl.types import Message, ToolCall, ToolSpec
 
 BOS = Marker("<|begin_of_text|>")
@@ -70,22 +70,14 @@ class Llama3:
     template_date: str | None = None
     template_has_tools: bool = True
     stops: tuple[str, ...] = (TURN_END.spelling, "<|eom_id|>", "<|end_of_text|>")
+    thoughts: Thoughts | None = field(default=None, init=False)  # these models write none
+    has_thinking_switch: bool = field(default=False, init=False)
 
     @property
     def markers(self) -> Mapping[str, bool]:
         """Every marker's spelling, and whether it must be one id."""
         frame = {marker.spelling: True for marker in (BOS, HEADER, HEADER_END, TURN_END)}
         return MappingProxyType({**frame, CALLS.spelling: self.has_call_tag})
-
-    @property
-    def thoughts(self) -> Thoughts | None:
-        """None: these models write no thoughts."""
-        return None
-
-    @property
-    def has_thinking_switch(self) -> bool:
-        """False."""
-        return False
 
     @property
     def template_variables(self) -> Mapping[str, Any]:
@@ -183,12 +175,10 @@ def _body(message: Message) -> list[Piece]:
 def _assistant(message: Message) -> list[Piece]:
     """The body of an assistant turn."""
     text = message.content.strip()
-    calls = [_call_text(call) if isinstance(call, ToolCall) else call.text for call in message.calls]
+    calls = [
+        write_call(call, arguments="parameters") if isinstance(call, ToolCall) else call.text for call in message.calls
+    ]
     return [*([text] if text else []), *([CALLS] if text and calls else []), "; ".join(calls)]
-
-
-def _call_text(call: ToolCall) -> str:
-    return f'{{"name": {json.dumps(call.name, ensure_ascii=False)}, "parameters": {call.arguments}}}'
 
 
 def _is_call(text: str) -> bool:

@@ -46,7 +46,7 @@ from types import MappingProxyType
 from typing import Any
 
 from jaxrl.chat.mistral_prompts import DEVSTRAL_2507, MINISTRAL_3_REASONING, MISTRAL_SMALL_3_2
-from jaxrl.chat.renderer import Marker, Piece, Style, Thoughts, spell
+from jaxrl.chat.renderer import Marker, Piece, Style, Thoughts, spell, unknown_role
 from jaxrl.chat.tool_calls import assistant_message, end_of_json, json_members, read_arguments, read_call, tool_schema
 from jaxrl.types import MalformedToolCall, Message, ToolCall, ToolSpec
 
@@ -145,7 +145,7 @@ class Mistral:
             return [piece for m in turn for piece in self.reply(m, style)]
         if role == "tool":
             return [piece for k, m in enumerate(turn) for piece in self._result(m.content, m.call_id or call_id(k))]
-        raise ValueError(f"a message has role {role!r}: expected 'system', 'user', 'assistant' or 'tool'.")
+        raise unknown_role(role)
 
     def _result(self, content: str, id: str) -> list[Piece]:
         if self.calls_are_json:

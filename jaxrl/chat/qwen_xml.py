@@ -26,7 +26,7 @@ from typing import Any
 
 from jaxrl.chat.chatml import CALL, CALL_END, QWEN3, QWEN3_INSTRUCT, THINK, THINK_END, CallFormat, as_it_stands
 from jaxrl.chat.renderer import Piece, Thoughts
-from jaxrl.chat.tool_calls import end_of_json, json_members, tool_schema
+from jaxrl.chat.tool_calls import json_members, json_value, tool_schema
 from jaxrl.types import MalformedToolCall, Message, ToolCall, ToolSpec
 
 _FUNCTION = re.compile(r"\s*<function=([^>\n]*)>")
@@ -103,12 +103,7 @@ def _read(block: str) -> ToolCall:
 def _value(written: str) -> str:
     """The JSON text of a value (see the module's docstring)."""
     text = written.removeprefix("\n")
-    bare = text.strip()
-    if bare in _PYTHON:
-        return _PYTHON[bare]
-    if bare and not bare.startswith('"') and end_of_json(bare, 0) == len(bare):
-        return bare
-    return json.dumps(text, ensure_ascii=False)
+    return _PYTHON.get(text.strip()) or json_value(text)
 
 
 # --- descriptions of tools ------------------------------------------------------------------------

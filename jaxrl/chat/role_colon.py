@@ -29,7 +29,7 @@ trimmed. No template is published for this, so there is nothing to be on a par w
 """
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
@@ -49,26 +49,14 @@ class RoleColon:
     name: str
     bos: str | None = None
     stops: tuple[str, ...] = (NEXT_USER.spelling,)
+    thoughts: Thoughts | None = field(default=None, init=False)  # these models write none
+    has_thinking_switch: bool = field(default=False, init=False)
+    template_has_tools: bool = field(default=False, init=False)
 
     @property
     def markers(self) -> Mapping[str, bool]:
         """BOS if there is one."""
         return {} if self.bos is None else {self.bos: True}
-
-    @property
-    def thoughts(self) -> Thoughts | None:
-        """None: base models write no thoughts."""
-        return None
-
-    @property
-    def has_thinking_switch(self) -> bool:
-        """False."""
-        return False
-
-    @property
-    def template_has_tools(self) -> bool:
-        """False: no template is published."""
-        return False
 
     @property
     def template_variables(self) -> Mapping[str, Any]:

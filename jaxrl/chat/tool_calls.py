@@ -74,6 +74,20 @@ def read_call(text: str, *, arguments: str = "arguments") -> ToolCall | Malforme
         return MalformedToolCall(text, f"Tool call not read: {error}. {wanted}")
 
 
+def write_call(call: ToolCall, *, arguments: str = "arguments") -> str:
+    """The JSON object that `read_call` reads, the call's arguments as their text stands."""
+    return f'{{"name": {json.dumps(call.name, ensure_ascii=False)}, "{arguments}": {call.arguments}}}'
+
+
+def json_value(text: str) -> str:
+    """A value that was written without quotes, as JSON text: itself where it is JSON other than a string, else a
+    string."""
+    bare = text.strip()
+    if bare and not bare.startswith('"') and end_of_json(bare, 0) == len(bare):
+        return bare
+    return json.dumps(text, ensure_ascii=False)
+
+
 def read_arguments(name: str, text: str, *, block: str, id: str | None = None) -> ToolCall | MalformedToolCall:
     """The call of `name` with `text` as its JSON arguments. block: the whole call as it was written. id: its own."""
     try:

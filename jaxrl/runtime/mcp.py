@@ -39,7 +39,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 from jaxrl.env import EnvironmentFault
-from jaxrl.tools import Tool, ToolError, ToolResult, read_arguments, tool_table
+from jaxrl.tools import Tool, ToolError, ToolResult, first_error, read_arguments, tool_table
 
 CLOSE_SECONDS = 10.0
 """How long a server may take to take leave. One that is a process is killed, with its children, well before."""
@@ -204,7 +204,7 @@ class _Connection:
         except ExceptionGroup as error:  # of the transport's tasks
             if self._client is None:
                 raise
-            self._end = repr(_first(error))
+            self._end = repr(first_error(error))
         finally:
             self._client = None
 
@@ -230,7 +230,7 @@ async def _started(
     except TimeoutError as error:
         raise EnvironmentFault(f"MCP server {server.label} did not list its tools within {seconds:g} s") from error
     except Exception as error:
-        raise EnvironmentFault(f"MCP server {server.label} did not start: {_first(error)!r}") from error
+        raise EnvironmentFault(f"MCP server {server.label} did not start: {first_error(error)!r}") from error
 
 
 async def _list_tools(client: Client) -> list[ListedTool]:
@@ -240,10 +240,3 @@ async def _list_tools(client: Client) -> list[ListedTool]:
         page = await client.list_tools(cursor=page.next_cursor)
         tools = [*tools, *page.tools]
     return tools
-
-
-def _first(error: BaseException) -> BaseException:
-    """The first error inside the groups that task groups wrap it in."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
