@@ -9,6 +9,7 @@ the first task's prompt, the run directory.
 """
 
 import dataclasses
+import importlib
 import math
 import re
 import shutil
@@ -27,9 +28,11 @@ import trio
 from jax.sharding import Mesh
 from rich.console import Console
 
+from jaxrl.algo.advantage import reads_batch
+from jaxrl.algo.objective import Objective
 from jaxrl.algo.optimizer import OptimizerConfig
 from jaxrl.algo.shaping import Shaping
-from jaxrl.algo.variants import VARIANTS
+from jaxrl.algo.variants import VARIANTS, Algorithm, own_variant, resolve, variant
 from jaxrl.chat.families import renderer_for
 from jaxrl.chat.renderer import Renderer
 from jaxrl.chat.tokenizer import Tokenizer
@@ -45,7 +48,8 @@ from jaxrl.runtime.engine import EngineConfig, open_engine
 from jaxrl.runtime.episode import Limits
 from jaxrl.runtime.executor import open_executor, refuse_fork
 from jaxrl.runtime.failure import one_line_errors
-from jaxrl.runtime.learner import Learner, MeshShape, Objective, Packing
+from jaxrl.runtime.lag import Lag, SamplerGap
+from jaxrl.runtime.learner import Learner, MeshShape, Packing, Reference
 from jaxrl.runtime.log import MetricsLog, Progress, held_out, read_metrics
 from jaxrl.runtime.loop import Mode, Run, Sampling, Schedule, Teaching, train_loop
 from jaxrl.runtime.message_env import MessageEnvDataset, TurnRules
@@ -112,8 +116,20 @@ class Config:
     optimizer: OptimizerConfig = chz.field(default_factory=OptimizerConfig, doc="schedule, clipping, decay")
     lora: LoraConfig | None = chz.field(default_factory=LoraConfig, doc="the adapter; None trains all weights")
     warm_start: WarmStart | None = chz.field(default=None, doc="supervised steps on all weights before the RL")
-    loss_fn: str = chz.field(default="importance_sampling", doc=f"one of {', '.join(VARIANTS)}")
-    loss_fn_config: dict[str, float] = chz.field(default_factory=dict, doc="knobs of the loss")
+    loss_fn: str = chz.field(
+        default="importance_sampling", doc=f"one of {', '.join(VARIANTS)}; or package.module:function, your own"
+    )
+    loss_fn_config: dict[str, int | float | str] = chz.field(
+        default_factory=dict,
+        doc="parts of it that differ (advantage, aggregation, kl, ...), and their knobs",
+    )
+    num_substeps: int = chz.field(default=1, doc="optimizer steps a batch, each on an equal part of its groups")
+    reference_model: str | None = chz.field(
+        default=None, doc="what a KL term is the distance from, or the teacher; None is the model as training finds it"
+    )
+    teachers: dict[str, str] = chz.field(
+        default_factory=dict, doc="tag -> model that groups with this logging tag are scored under instead"
+    )
     max_tokens: int = chz.field(doc="tokens a turn may sample")
     max_turns: int | None = chz.field(default=None, doc="turns of an episode")
     val_max_turns: int | None = chz.field(default=None, doc="turns of a held-out episode; None is max_turns")
@@ -137,6 +153,9 @@ class Config:
         default=None, doc="take the gradient of groups as they finish; None waits for the whole batch"
     )
     off_policy: AsyncConfig | None = chz.field(default=None, doc="groups play on while a step trains; None is in turn")
+    sampler_gap: SamplerGap | None = chz.field(
+        default=None, doc="training samples with weights some steps old, or with noise, to study what that does"
+    )
     max_sampling_attempts: int = chz.field(
         default=1, doc="replace groups of equal rewards, starting at most this many times a step's groups"
     )
@@ -212,6 +231,7 @@ def main(
     """
     workers = _workers(rollout_executor, rollout_host, rollout_advertised)
     plan = _checked(config, rollout_executor)
+    _check_fresh(config, plan.run_dir)
     run_interruptible(_run, config, plan, workers)
     _say_how_it_went(plan.run_dir, Console(stderr=True))
     return plan.run_dir.path
@@ -287,7 +307,7 @@ def _checked(config: Config, executor: Executor | None) -> _Plan:
     """Everything that can fail without a model's weights, cheapest first."""
     if config.dataset_builder is None:
         raise ValueError("dataset_builder is not given: name what to train on, or call train_multi_turn with tasks")
-    variant, objective = _objective(config)
+    algorithm = _algorithm(config)
     sampling, mode = _sampling(config), _mode(config, executor)
     _check_frozen(config)
     if config.max_steps is not None and config.max_steps < 1:
@@ -323,6 +343,7 @@ def _checked(config: Config, executor: Executor | None) -> _Plan:
     train, test = run_interruptible(_datasets, config, renderer)
     steps = _steps(config, train)
     _check_used(config, train, test)
+    _check_gap(config, steps)
     optimizer = _optimizer(config, steps)
     check_policy(config.model_name)
     return _Plan(
@@ -330,8 +351,8 @@ def _checked(config: Config, executor: Executor | None) -> _Plan:
         renderer=renderer,
         train=train,
         test=test,
-        objective=objective,
-        teaching=Teaching(variant, config.overlong_masking, config.shaping),
+        objective=algorithm.objective,
+        teaching=_teaching(config, algorithm),
         optimizer=optimizer,
         packing=packing,
         sampling=sampling,
@@ -397,6 +418,33 @@ def _mode(config: Config, executor: Executor | None) -> Mode:
     )
 
 
+def _check_gap(config: Config, steps: int) -> None:
+    gap = config.sampler_gap
+    if gap is None:
+        return
+    if config.lora is None:
+        raise ValueError("sampler_gap keeps an adapter for every step back, and lora=None trains none; give a LoRA")
+    for name in ("off_policy", "stream_minibatch"):
+        if getattr(config, name) is not None:
+            raise ValueError(
+                f"sampler_gap with {name}: the age of a token would be the one setting plus whatever the machine makes "
+                "of the other; leave one of them out"
+            )
+    if gap.steps_behind >= steps:
+        raise ValueError(
+            f"sampler_gap.steps_behind={gap.steps_behind} is never reached: the run has {steps} steps; lower it, or "
+            "raise max_steps"
+        )
+
+
+def _check_fresh(config: Config, run_dir: RunDir) -> None:
+    if config.sampler_gap is not None and run_dir.resumed:
+        raise ValueError(
+            f"{run_dir.path} cannot be resumed: sampler_gap samples with weights of past steps, which checkpoints do "
+            "not hold. behavior_if_log_dir_exists=delete starts over and destroys it; or give another log_path"
+        )
+
+
 def _check_frozen(config: Config) -> None:
     for name, past in config.frozen_policies.items():
         if config.lora is None:
@@ -450,13 +498,65 @@ def _recorded(config: Config, optimizer: OptimizerConfig) -> dict[str, Any]:
     return describe(config) | decays
 
 
-def _objective(config: Config) -> tuple[str, Objective]:
-    if config.loss_fn not in VARIANTS:
-        raise ValueError(f"loss_fn={config.loss_fn!r} is unknown; expected one of {', '.join(VARIANTS)}")
-    row = VARIANTS[config.loss_fn]
-    knobs = dict(config.loss_fn_config)
-    constant = knobs.pop("aggregation_constant", None)
-    return row.advantage, Objective(row.loss, row.aggregation, {**row.loss_fn_config, **knobs}, constant)
+def _algorithm(config: Config) -> Algorithm:
+    """The row and its overrides, as far as they go with how the run is made."""
+    named = config.loss_fn
+    algorithm = resolve(own_variant(named, _imported(named)) if ":" in named else variant(named), config.loss_fn_config)
+    objective, scored = algorithm.objective, config.reference_model is not None or bool(config.teachers)
+    _at_least("num_substeps", config.num_substeps, 1)
+    if objective.loss.anchor_old and objective.correct is None and config.num_substeps == 1:
+        raise ValueError(
+            f"loss_fn={named}: the ratio is against the policy before the batch (anchor=old), which with "
+            "num_substeps=1 is the policy itself, so nothing is ever clipped; raise that, or take anchor=sampler"
+        )
+    if scored and not algorithm.reads_reference:
+        raise ValueError(
+            f"reference_model and teachers have no effect: nothing in loss_fn={named} reads a reference; give a kl"
+        )
+    if algorithm.advantage == "zero" and algorithm.reads_reference and not scored:
+        raise ValueError(f"loss_fn={named} learns from a teacher alone: name it with reference_model or teachers")
+    if config.stream_minibatch is not None:
+        _check_streamable(config, algorithm)
+    return algorithm
+
+
+def _check_streamable(config: Config, algorithm: Algorithm) -> None:
+    """Refuse to take the gradient part by part of what needs the whole batch at once."""
+    refusals = (
+        (
+            "num_substeps",
+            config.num_substeps > 1,
+            "it would change the weights under groups that still play",
+        ),
+        ("loss_fn", algorithm.objective.whole_batch is not None, algorithm.objective.whole_batch),
+        ("advantage", reads_batch(algorithm.advantage), "its numbers depend on the other groups of the batch"),
+        ("kl", algorithm.centred, "its penalties sum to zero over the batch"),
+    )
+    for name, refused, reason in refusals:
+        if refused:
+            raise ValueError(f"stream_minibatch takes the gradient part by part, but {name}: {reason}; leave it out")
+
+
+def _imported(path: str) -> object:
+    """What `package.module:name` names. Raises ValueError when there is no such thing."""
+    module, _, name = path.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"loss_fn={path!r} cannot be imported ({error}); expected package.module:function") from error
+
+
+def _teaching(config: Config, algorithm: Algorithm) -> Teaching:
+    return Teaching(
+        algorithm.advantage,
+        config.overlong_masking,
+        config.shaping,
+        knobs=algorithm.advantage_knobs,
+        reference=algorithm.reads_reference,
+        teachers=tuple(config.teachers),
+        penalize=algorithm.penalize,
+        penalties=algorithm.penalties,
+    )
 
 
 def _optimizer(config: Config, steps: int) -> OptimizerConfig:
@@ -468,7 +568,7 @@ def _optimizer(config: Config, steps: int) -> OptimizerConfig:
         )
     chosen = dataclasses.replace(config.optimizer, learning_rate=config.learning_rate)
     if chosen.schedule != "constant" and chosen.total_steps is None:
-        chosen = dataclasses.replace(chosen, total_steps=steps)
+        chosen = dataclasses.replace(chosen, total_steps=steps * config.num_substeps)
     return chosen
 
 
@@ -591,6 +691,7 @@ async def _run(config: Config, plan: _Plan, workers: _Workers | None) -> None:
                 groups_to_record=config.num_groups_to_log,
                 mode=plan.mode,
                 play=play,
+                lag=Lag(config.sampler_gap, seed=config.seed) if config.sampler_gap else None,
             )
             await train_loop(run, start=start, supplied=supplied)
     await trio.to_thread.run_sync(write_report, plan.run_dir.path)
@@ -623,7 +724,16 @@ def _make_learner(config: Config, plan: _Plan) -> Learner:
         remat=config.remat,
         mesh=plan.mesh,
         seed=config.seed,
+        num_substeps=config.num_substeps,
+        references=_references(config, plan),
     )
+
+
+def _references(config: Config, plan: _Plan) -> dict[str, Reference]:
+    """The models that batches are scored under, but for the trained one's own base."""
+    named = dict(config.teachers) | ({"": config.reference_model} if config.reference_model else {})
+    load = partial(load_policy, dtype=plan.dtype, seed=config.seed, mesh=plan.mesh)
+    return {tag: Reference(*load(name)) for tag, name in named.items()}
 
 
 def _load_or_warm_start(config: Config, plan: _Plan) -> tuple[ModelConfig, Params]:
@@ -660,9 +770,11 @@ def _load_or_warm_start(config: Config, plan: _Plan) -> tuple[ModelConfig, Param
 def _say_how_it_went(run_dir: RunDir, console: Console) -> None:
     """Held-out success before and after, and where everything lies."""
     steps = read_metrics(run_dir.metrics)
-    evaluated = [(m, name) for m in steps if (name := held_out(m))]
+    evaluated = [m for m in steps if held_out(m)]
     if evaluated:
-        (first, name), (last, _) = evaluated[0], evaluated[-1]
+        first, last = evaluated[0], evaluated[-1]
+        # An env's own metric is missing where no episode reached its end; the reward never is.
+        name = held_out({name: 0.0 for name in first if name in last}) or ""
         console.print(
             f"held-out {name.removeprefix('test/')}: {first[name]:.3f} before training, {last[name]:.3f} after "
             f"{len(steps)} steps (the same tasks, sampled the same way)",

@@ -258,6 +258,10 @@ class TrajectoryGroup:
         assert len(self.trajectories_G) == len(self.rewards_G) == len(self.metrics_G)
 
 
+SCORED = ("logprobs_old", "logprobs_ref", "correction")
+"""Columns of a datum that are filled in after the rollout, if at all."""
+
+
 @dataclass(frozen=True)
 class Datum:
     """One contiguous token sequence to train on. All arrays have length N = number of tokens.
@@ -266,6 +270,9 @@ class Datum:
     sampler's log-prob of that token (0 where mask is False). advantages: float32 (0 where mask is False).
     versions: int32 policy version (-1 where mask is False). group, episode: indices inside the batch;
     an episode whose history was rewritten has several datums.
+
+    Scored where a loss asks for it, else None, each float32: logprobs_old, under the policy before the batch;
+    logprobs_ref, under the reference; correction, a factor of the policy's term (1 where mask is False).
     """
 
     tokens: np.ndarray
@@ -275,11 +282,15 @@ class Datum:
     versions: np.ndarray
     group: int
     episode: int
+    logprobs_old: np.ndarray | None = None
+    logprobs_ref: np.ndarray | None = None
+    correction: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         n = len(self.tokens)
-        for name in ("mask", "logprobs", "advantages", "versions"):
-            assert len(getattr(self, name)) == n, f"{name} has {len(getattr(self, name))} entries for {n} tokens"
+        for name in ("mask", "logprobs", "advantages", "versions", *SCORED):
+            column = getattr(self, name)
+            assert column is None or len(column) == n, f"{name} has {len(column)} entries for {n} tokens"
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:

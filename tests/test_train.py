@@ -27,7 +27,7 @@ from jaxrl.runtime.failure import the_one
 from jaxrl.runtime.learner import Packing
 from jaxrl.runtime.log import read_metrics
 from jaxrl.runtime.message_env import MessageEnvDataset, TurnRules
-from jaxrl.train import Config, describe, main, one_line_errors, parse, train_multi_turn
+from jaxrl.train import Config, StreamMinibatchConfig, describe, main, one_line_errors, parse, train_multi_turn
 from jaxrl.types import Message, StopReason, Task
 
 pytestmark = pytest.mark.slow
@@ -343,8 +343,30 @@ LONG = (Task("word " * 30),)
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"loss_fn": "pppo"}, "loss_fn='pppo' is unknown; expected one of importance_sampling, ppo"),
-        ({"loss_fn_config": {"clip_low_threshold": 0.8}}, "'clip_low_threshold' has no effect on loss 'importance_sam"),
+        ({"loss_fn": "pppo"}, "loss_fn='pppo' is unknown; did you mean ppo"),
+        ({"loss_fn": "no.such:form"}, "loss_fn='no.such:form' cannot be imported"),
+        ({"loss_fn": "jaxrl.types:SCORED"}, "expected a Variant, a LossRow or a function of tokens"),
+        (
+            {"loss_fn_config": {"clip_low_threshold": 0.8}},
+            "clip_low_threshold has no effect: none of advantage 'mean', loss 'importance_sampling' reads it",
+        ),
+        ({"loss_fn": "minirl"}, "with num_substeps=1 is the policy itself, so nothing is ever clipped"),
+        ({"num_substeps": 0}, "num_substeps=0: expected at least 1"),
+        ({"reference_model": "tiny"}, "nothing in loss_fn=importance_sampling reads a reference"),
+        ({"loss_fn": "distillation"}, "loss_fn=distillation learns from a teacher alone"),
+        (
+            {"loss_fn": "m2po", "stream_minibatch": StreamMinibatchConfig(1)},
+            "part by part, but loss_fn: loss 'm2po' chooses tokens among those of the whole batch",
+        ),
+        (
+            {"loss_fn": "reinforce_pp", "stream_minibatch": StreamMinibatchConfig(1)},
+            "but advantage: its numbers depend on the other groups",
+        ),
+        ({"num_substeps": 2, "stream_minibatch": StreamMinibatchConfig(1)}, "but num_substeps: it would change"),
+        (
+            {"loss_fn_config": {"kl": "advantage_centred"}, "stream_minibatch": StreamMinibatchConfig(1)},
+            "but kl: its penalties sum to zero over the batch",
+        ),
         ({"loss_fn": "ppo", "loss_fn_config": {"clip_lo": 0.8}}, "nearest names are clip_low_threshold"),
         ({"loss_fn": "ppo", "loss_fn_config": {"aggregation_constant": 9.0}}, "constant=9.0 would have no effect"),
         ({"loss_fn": "dr_grpo"}, "divides by a constant length"),

@@ -117,9 +117,11 @@ AGGREGATIONS: dict[str, Aggregation] = {
     "episode_mean_token_mean": Aggregation(per_episode_token, episodes),
     # 1 / (N_p P): every group counts the same (ScaleRL: Khatri et al. 2025, arXiv 2510.13786)
     "prompt_mean": Aggregation(per_group_token, groups),
+    # 1 / P: the mean over groups of token sums, such as the pairs of DPO
+    "prompt_mean_token_sum": Aggregation(one, groups),
 }
 
-_NEEDS_CONSTANT = ("seq_mean_token_sum_norm",)
+NEEDS_CONSTANT = ("seq_mean_token_sum_norm",)
 
 
 def check_aggregation(name: str, constant: float | None) -> None:
@@ -127,12 +129,12 @@ def check_aggregation(name: str, constant: float | None) -> None:
     if name not in AGGREGATIONS:
         close = difflib.get_close_matches(name, AGGREGATIONS) or list(AGGREGATIONS)
         raise ValueError(f"aggregation {name!r} does not exist; did you mean {', '.join(close)}?")
-    if name in _NEEDS_CONSTANT and (constant is None or not constant > 0):
+    if name in NEEDS_CONSTANT and (constant is None or not constant > 0):
         raise ValueError(
             f"aggregation {name!r} divides by a constant length; give one above 0, such as the token budget of an "
             f"episode (got {constant}). The padded width would make the loss depend on padding"
         )
-    if name not in _NEEDS_CONSTANT and constant is not None:
+    if name not in NEEDS_CONSTANT and constant is not None:
         raise ValueError(f"aggregation {name!r} uses no constant, so constant={constant} would have no effect")
 
 

@@ -7,7 +7,7 @@ advantage, weight, version) lies at the position that predicts it.
 Attention masks are dense [T, T] for now, so `width` should be a small bucket: see `choose_width`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,8 +24,10 @@ Leaf = Any
 class Batch:
     """N micro-batches of B rows of T positions; the first `count` of them are real, the others cost nothing.
 
-    segments numbers the datums of a row 1, 2, ... and is 0 at padding; positions count from 0 in each datum.
-    mask, logp_sampler, advantage, weight and versions belong to the target of a position.
+    segments numbers the datums of a row 1, 2, ... and is 0 at padding; positions count from 0 in each datum. episodes
+    and groups number those of the batch from 0. All but tokens, positions and segments belong to the target of a
+    position. logp_old, logp_ref, correction: None where the datums were not scored. observed: weights of targets that
+    the environment said, None where they are not learned.
     """
 
     tokens: Leaf  # int32
@@ -37,7 +39,20 @@ class Batch:
     advantage: Leaf  # float32
     weight: Leaf  # float32
     versions: Leaf  # int32
+    episodes: Leaf  # int32
+    groups: Leaf  # int32
     count: Leaf  # int32, no dimensions
+    logp_old: Leaf = None  # float32
+    logp_ref: Leaf = None  # float32
+    correction: Leaf = None  # float32
+    observed: Leaf = None  # float32
+
+
+_SCORED = {"logp_old": "logprobs_old", "logp_ref": "logprobs_ref", "correction": "correction"}
+"""Optional columns that are read from datums: a batch's name for them, and theirs."""
+
+OPTIONAL = (*_SCORED, "observed")
+"""Columns that a batch has only where a loss reads them."""
 
 
 def choose_width(data_D: Sequence[Datum], buckets: Sequence[int]) -> int:
@@ -56,11 +71,14 @@ def pack(
     width: int,
     rows: int,
     micro_batches: int | None = None,
+    columns: Collection[str] = (),
+    observed_D: Sequence[Float[np.ndarray, "_"]] = (),
 ) -> Batch:
     """First-fit-decreasing packing into rows of `width` positions, `rows` rows a micro-batch. Deterministic.
 
     The number of micro-batches is rounded up to a power of two, or is `micro_batches` where that is given (then
-    more is an error), so that the number of shapes, hence of compilations, is bounded.
+    more is an error), so that the number of shapes, hence of compilations, is bounded. columns: which of the optional
+    ones the batch gets (`Loss.columns`); a ValueError if a datum lacks one. observed_D: those of the column `observed`.
     """
     filled = _first_fit([len(d.tokens) - 1 for d in data_D], width) if _fits(data_D, width) else []
     count = -(-len(filled) // rows)
@@ -70,13 +88,29 @@ def pack(
             f"{len(data_D)} datums need {count} micro-batches of {rows} rows of {width} positions, but "
             f"micro_batches={n}. Allow more, or widen or add rows"
         )
-    flat = _empty(n * rows, width)
+    flat, columns_D = _empty(n * rows, width, columns), _columns(data_D, weights_D, columns, observed_D)
     for row, members in enumerate(filled):
         start = 0
         for segment, index in enumerate(members, 1):
-            start = _write(flat, row, start, segment, data_D[index], weights_D[index])
+            start = _write(flat, row, start, columns_D[index] | {"segments": segment})
     shaped = {name: x.reshape(n, rows, width) for name, x in flat.items()}
     return Batch(**shaped, count=np.array(count, np.int32))
+
+
+def datum_values(values_NBT: np.ndarray, data_D: Sequence[Datum]) -> list[np.ndarray]:
+    """The values at the positions of a packed batch, given back to the tokens of its datums; 0 for each first token.
+
+    values_NBT: of the batch that `pack` made of these datums.
+    """
+    flat = np.asarray(values_NBT).reshape(-1, values_NBT.shape[-1])
+    values_D = [np.zeros(len(d.tokens), np.float32) for d in data_D]
+    for row, members in enumerate(_first_fit([len(d.tokens) - 1 for d in data_D], flat.shape[1])):
+        start = 0
+        for index in members:
+            stop = start + len(data_D[index].tokens) - 1
+            values_D[index][1:] = flat[row, start:stop]
+            start = stop
+    return values_D
 
 
 def padding_fraction(batch: Batch) -> float:
@@ -124,29 +158,60 @@ def _bucket(count: int) -> int:
     return 1 << max(count - 1, 0).bit_length()
 
 
-def _empty(rows: int, width: int) -> dict[str, np.ndarray]:
+def _empty(rows: int, width: int, optional: Collection[str]) -> dict[str, np.ndarray]:
     shape = (rows, width)
-    flat: dict[str, np.ndarray] = {
-        name: np.zeros(shape, np.int32) for name in ("tokens", "targets", "positions", "segments")
-    }
-    flat |= {name: np.zeros(shape, np.float32) for name in ("logp_sampler", "advantage", "weight")}
+    whole = ("tokens", "targets", "positions", "segments", "episodes", "groups")
+    flat: dict[str, np.ndarray] = {name: np.zeros(shape, np.int32) for name in whole}
+    flat |= {name: np.zeros(shape, np.float32) for name in ("logp_sampler", "advantage", "weight", *optional)}
     return flat | {"mask": np.zeros(shape, bool), "versions": np.full(shape, -1, np.int32)}
 
 
-def _write(flat: dict[str, np.ndarray], row: int, start: int, segment: int, d: Datum, weight: np.ndarray) -> int:
+def _columns(
+    data_D: Sequence[Datum],
+    weights_D: Sequence[np.ndarray],
+    optional: Collection[str],
+    observed_D: Sequence[np.ndarray],
+) -> list[dict[str, Any]]:
+    """What each datum puts at its positions, by column."""
+    episodes = {key: i for i, key in enumerate(sorted({(d.group, d.episode) for d in data_D}))}
+    groups = {key: i for i, key in enumerate(sorted({d.group for d in data_D}))}
+    columns_D = []
+    for index, d in enumerate(data_D):
+        of_targets = {
+            "mask": d.mask,
+            "logp_sampler": d.logprobs,
+            "advantage": d.advantages,
+            "weight": weights_D[index],
+            "versions": d.versions,
+            **{name: _scored(d, field) for name, field in _SCORED.items() if name in optional},
+            **({"observed": observed_D[index]} if "observed" in optional else {}),
+        }
+        columns_D.append(
+            {name: values[1:] for name, values in of_targets.items()}
+            | {
+                "tokens": d.tokens[:-1],
+                "targets": d.tokens[1:],
+                "positions": np.arange(len(d.tokens) - 1),
+                "episodes": episodes[d.group, d.episode],
+                "groups": groups[d.group],
+            }
+        )
+    return columns_D
+
+
+def _scored(d: Datum, field: str) -> np.ndarray:
+    column = getattr(d, field)
+    if column is None:
+        raise ValueError(
+            f"a datum of group {d.group}, episode {d.episode} has no {field}, which the loss reads: score the batch "
+            "before it is packed"
+        )
+    return column
+
+
+def _write(flat: dict[str, np.ndarray], row: int, start: int, columns: dict[str, Any]) -> int:
     """Put one datum into a row; returns where the next one starts."""
-    stop = start + len(d.tokens) - 1
-    columns = {
-        "tokens": d.tokens[:-1],
-        "targets": d.tokens[1:],
-        "positions": np.arange(stop - start),
-        "segments": segment,
-        "mask": d.mask[1:],
-        "logp_sampler": d.logprobs[1:],
-        "advantage": d.advantages[1:],
-        "weight": weight[1:],
-        "versions": d.versions[1:],
-    }
+    stop = start + len(columns["tokens"])
     for name, values in columns.items():
         flat[name][row, start:stop] = values
     return stop

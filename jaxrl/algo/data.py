@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from jaxrl.algo.advantage import counted, informative
+from jaxrl.algo.advantage import Advantage, Knob, teaches
 from jaxrl.types import Datum, Trajectory, TrajectoryGroup, Transition, common_prefix
 
 PREFIX_CHANGED = "prefix_changed"
@@ -29,39 +29,55 @@ def split_reasons(trajectory: Trajectory) -> Counter[str]:
     return Counter(after.rewrite or PREFIX_CHANGED for before, after in pairs if not extends(before, after))
 
 
-def trajectory_to_data(trajectory: Trajectory, advantage: float, *, group: int, episode: int) -> list[Datum]:
+def trajectory_to_data(trajectory: Trajectory, advantage: Advantage, *, group: int, episode: int) -> list[Datum]:
     """The datums of one episode, each sampled token trained in exactly one of them; none if the ending is not trained.
 
     While every observation extends the turn before it there is a single datum. Otherwise a new one starts with the
-    whole new context, masked out. Nothing follows the last sampled token.
+    whole new context, masked out. Nothing follows the last sampled token. advantage: of the episode, or one for each
+    of its turns, whose tokens share it. Raises ValueError when there are more or fewer of them than turns.
     """
     if not trajectory.ending.trained:
         return []
-    data = (_datum(run, advantage, group, episode) for run in _runs(trajectory.transitions))
+    turns = _turns(trajectory, advantage, f"episode {episode} of group {group}")
+    data = (_datum(run, group, episode) for run in _runs(turns))
     return [datum for datum in data if datum is not None]
 
 
-def _runs(transitions: Sequence[Transition]) -> Iterator[list[Transition]]:
+_Turn = tuple[Transition, float]
+"""A turn with its advantage."""
+
+
+def _turns(trajectory: Trajectory, advantage: Advantage, where: str) -> list[_Turn]:
+    turns = trajectory.transitions
+    by_turn = advantage if isinstance(advantage, tuple) else (advantage,) * len(turns)
+    if len(by_turn) != len(turns):
+        raise ValueError(f"{where} has {len(turns)} turns and {len(by_turn)} advantages: give one, or one a turn")
+    return list(zip(turns, by_turn, strict=True))
+
+
+def _runs(turns: Sequence[_Turn]) -> Iterator[list[_Turn]]:
     """Split the turns wherever one does not extend the turn before it."""
-    run: list[Transition] = []
-    for turn in transitions:
-        if run and not extends(run[-1], turn):
+    run: list[_Turn] = []
+    for turn, advantage in turns:
+        if run and not extends(run[-1][0], turn):
             yield run
             run = []
-        run.append(turn)
+        run.append((turn, advantage))
     if run:
         yield run
 
 
-def _datum(run: list[Transition], advantage: float, group: int, episode: int) -> Datum | None:
+def _datum(run: list[_Turn], group: int, episode: int) -> Datum | None:
     """One datum from turns that extend each other, cut after its last trained token."""
     tokens: list[int] = []
     logprobs: list[float] = []
+    advantages: list[float] = []
     versions: list[int] = []
-    for turn in run:
+    for turn, advantage in run:
         context = turn.observation[len(tokens) :]
         tokens += context + turn.action.tokens
         logprobs += [0.0] * len(context) + list(turn.action.logprobs)
+        advantages += [0.0] * len(context) + [advantage] * len(turn.action.tokens)
         versions += [-1] * len(context) + list(turn.action.versions)
         if not turn.observation:
             raise ValueError(
@@ -76,17 +92,17 @@ def _datum(run: list[Transition], advantage: float, group: int, episode: int) ->
         tokens=np.array(tokens[:n], np.int32),
         mask=mask_T[:n],
         logprobs=np.where(mask_T[:n], logprobs[:n], 0.0).astype(np.float32),
-        advantages=np.where(mask_T[:n], advantage, 0.0).astype(np.float32),
+        advantages=np.where(mask_T[:n], advantages[:n], 0.0).astype(np.float32),
         versions=np.where(mask_T[:n], versions[:n], -1).astype(np.int32),
         group=group,
         episode=episode,
     )
 
 
-def _trained(run: list[Transition], length: int) -> np.ndarray:
+def _trained(run: list[_Turn], length: int) -> np.ndarray:
     """Where the policy's own tokens are, but for turns that stay as context only."""
     mask_T = np.zeros(length, bool)
-    for turn in run:
+    for turn, _ in run:
         start = len(turn.observation)
         mask_T[start : start + len(turn.action.tokens)] = not turn.masked
     return mask_T
@@ -102,14 +118,18 @@ def duplicated_tokens(data_D: Sequence[Datum]) -> int:
     return sum(common_prefix(a, b) for parts in episodes.values() for a, b in itertools.pairwise(sorted(parts)))
 
 
-def trainable(groups_P: Sequence[TrajectoryGroup]) -> list[bool]:
-    """Which groups can teach anything: viable, and at least two members that count, with different rewards."""
-    return [g.viable and informative(np.array(g.rewards_G, np.float64), counted(g)) for g in groups_P]
+def trainable(groups_P: Sequence[TrajectoryGroup], method: str = "mean", **knobs: Knob) -> list[bool]:
+    """Which groups of a batch can teach anything: those that are viable, as `teaches` says of them.
+
+    With most methods, and by default, they have at least two members that count, with different rewards.
+    """
+    can = iter(teaches([g for g in groups_P if g.viable], method, **knobs))
+    return [g.viable and next(can) for g in groups_P]
 
 
 def assemble_training_data(
     groups_P: Sequence[TrajectoryGroup],
-    advantages_P_G: Sequence[Sequence[float]],
+    advantages_P_G: Sequence[Sequence[Advantage]],
     *,
     overlong_masking: bool = False,
     first_group: int = 0,

@@ -7,9 +7,9 @@ never visited. A batch that arrives in parts is summed by that same loop, which 
 divided once. Under LoRA only the adapter is differentiated.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -17,12 +17,13 @@ import optax
 from flax import struct
 from jax import lax
 from jax.sharding import Mesh, NamedSharding
-from jaxtyping import Array, Float
 
-from jaxrl.algo.batch import Batch
+from jaxrl.algo.batch import OPTIONAL, Batch
+from jaxrl.algo.entropy import EntropyBonus
 from jaxrl.algo.logprob import action_logprobs
-from jaxrl.algo.loss import LossFn, TokenInputs
+from jaxrl.algo.loss import Loss
 from jaxrl.algo.optimizer import OptimizerConfig, make_schedule, make_transform
+from jaxrl.algo.tokens import TokenInputs
 from jaxrl.models import sharding
 from jaxrl.models.config import ModelConfig
 from jaxrl.models.forward import hidden_states
@@ -35,6 +36,7 @@ HEAD_CHUNK = 128
 
 MetricArrays = dict[str, jax.Array]
 TrainStep = Callable[["TrainState", Params | None, Batch], tuple["TrainState", MetricArrays]]
+_T = TypeVar("_T")
 EvalLogprobs = Callable[[Any, Params | None, Batch], jax.Array]
 Gradients = Callable[[Any, Params | None, Batch], tuple[Any, MetricArrays]]
 
@@ -45,6 +47,7 @@ class Sums:
 
     grads: Any
     metrics: Any  # MetricArrays; in a tree of shardings, a sharding
+    entropy_coef: Any  # the step's coefficient of the entropy bonus, the same throughout
 
 
 Add = Callable[[Sums, Any, Params | None, Batch], Sums]
@@ -55,7 +58,7 @@ Apply = Callable[["TrainState", Sums], tuple["TrainState", MetricArrays]]
 class StreamedStep:
     """The three programs of a step whose batch arrives in parts: start, add each part, finish."""
 
-    start: Callable[[Any], Sums]
+    start: Callable[["TrainState"], Sums]
     add: Add
     finish: Callable[["TrainState", Sums, Any], tuple["TrainState", MetricArrays]]
 
@@ -67,6 +70,7 @@ class TrainState:
     step: Any  # int32, no dimensions: how many steps were taken
     params: Any
     opt_state: Any
+    entropy_coef: Any  # float32, no dimensions: of the next step's entropy bonus
 
 
 @dataclass(frozen=True)
@@ -92,8 +96,10 @@ class _Policy:
         if self.head_chunk < 1:
             raise ValueError(f"head_chunk={self.head_chunk}: expected at least 1 position")
 
-    def logprobs(self, params: Any, base: Params | None, micro: Batch) -> tuple[jax.Array, jax.Array]:
-        """(logp_BT, entropy_BT) of one micro-batch, arrays [B, T]."""
+    def logprobs(
+        self, params: Any, base: Params | None, micro: Batch, *, entropy_gradient: bool = False
+    ) -> tuple[jax.Array, jax.Array]:
+        """(logp_BT, entropy_BT) of one micro-batch, arrays [B, T], at its trained and observed targets."""
         if self.lora is None:
             weights, adapter, scale = self._cast(params), None, 1.0
         else:
@@ -114,11 +120,21 @@ class _Policy:
             weights,
             hidden_BTM,
             micro.targets,
-            micro.mask,
+            micro.mask if micro.observed is None else micro.mask | (micro.observed > 0),
             config=self.model,
             temperature=self.temperature,
             chunk=self.head_chunk,
+            entropy_gradient=entropy_gradient,
         )
+
+    def all_logprobs(self, params: Any, base: Params | None, batch: Batch) -> jax.Array:
+        """logp_NBT of all real micro-batches, 0 elsewhere."""
+
+        def body(i: jax.Array, logp_NBT: jax.Array) -> jax.Array:
+            logp_BT, _ = self.logprobs(params, base, _micro(batch, i))
+            return lax.dynamic_update_index_in_dim(logp_NBT, logp_BT.astype(logp_NBT.dtype), i, 0)
+
+        return lax.fori_loop(0, batch.count, body, jnp.zeros(batch.tokens.shape, jnp.float32))
 
     def _cast(self, params: Params) -> Params:
         if self.compute_dtype is None:
@@ -138,7 +154,13 @@ class _Policy:
         return lax.with_sharding_constraint(x_BTM, _sharding(self.mesh, ("batch", None, None)))
 
 
-def init_state(optimizer: OptimizerConfig, params: Any, *, shardings: TrainState | None = None) -> TrainState:
+def init_state(
+    optimizer: OptimizerConfig,
+    params: Any,
+    *,
+    entropy: EntropyBonus | None = None,
+    shardings: TrainState | None = None,
+) -> TrainState:
     """A state at step 0 from the tree to train: an adapter, or a whole model. The arrays are copied, as float32.
 
     A step donates its state, so whoever wants to keep parameters (a sampler, say) takes them from the newest state,
@@ -147,7 +169,8 @@ def init_state(optimizer: OptimizerConfig, params: Any, *, shardings: TrainState
 
     def build(params: Any) -> TrainState:
         wide = jax.tree.map(lambda x: jnp.array(x, accumulator(x.dtype), copy=True), params)
-        return TrainState(jnp.zeros((), jnp.int32), wide, make_transform(optimizer).init(wide))
+        coef = jnp.array(entropy.start if entropy else 0.0, jnp.float32)
+        return TrainState(jnp.zeros((), jnp.int32), wide, make_transform(optimizer).init(wide), coef)
 
     return jax.jit(build, out_shardings=shardings)(params)
 
@@ -155,11 +178,12 @@ def init_state(optimizer: OptimizerConfig, params: Any, *, shardings: TrainState
 def make_train_step(
     model: ModelConfig,
     lora: LoraConfig | None,
-    loss: LossFn,
+    loss: Loss,
     optimizer: OptimizerConfig,
     *,
     temperature: float,
     mesh: Mesh | None = None,
+    entropy: EntropyBonus | None = None,
     remat: bool = True,
     head_chunk: int = HEAD_CHUNK,
     compute_dtype: Any = None,
@@ -169,15 +193,18 @@ def make_train_step(
     base: the frozen model under LoRA; None under full fine-tuning (lora=None), whose float32 parameters are cast
     to compute_dtype (if given) for the forward pass. With a mesh, every argument has an explicit sharding.
 
+    A loss with statistics of the batch runs the forward pass over all of it first, without a gradient; the others
+    make one pass. entropy: the bonus that is added, and how its coefficient, which is in the state, goes on.
+
     A batch without trainable tokens changes nothing but the step number. Neither does one whose loss or gradient is
     not finite: then `optim/nonfinite` is 1 and the parameters survive; the caller decides whether to go on.
     """
     policy = _Policy(model, lora, temperature, mesh, remat, head_chunk, compute_dtype)
     state_sharding = None if mesh is None else state_shardings(model, lora, optimizer, mesh)
-    add, apply = _adding(policy, loss), _applying(optimizer, state_sharding)
+    add, apply = _adding(policy, loss, entropy), _applying(optimizer, entropy, state_sharding)
 
     def step(state: TrainState, base: Params | None, batch: Batch) -> tuple[TrainState, MetricArrays]:
-        return apply(state, add(_nothing(loss, state.params), state.params, base, batch))
+        return apply(state, add(_nothing(loss, state), state.params, base, batch))
 
     if mesh is None:
         return jax.jit(step, donate_argnums=0)
@@ -185,7 +212,7 @@ def make_train_step(
     return jax.jit(
         step,
         donate_argnums=0,
-        in_shardings=(state_sharding, base_sharding, batch_shardings(mesh)),
+        in_shardings=(state_sharding, base_sharding, batch_shardings(mesh, loss.columns)),
         out_shardings=(state_sharding, sharding.replicated(mesh)),
     )
 
@@ -193,33 +220,34 @@ def make_train_step(
 def make_streamed_step(
     model: ModelConfig,
     lora: LoraConfig | None,
-    loss: LossFn,
+    loss: Loss,
     optimizer: OptimizerConfig,
     *,
     temperature: float,
     mesh: Mesh | None = None,
+    entropy: EntropyBonus | None = None,
     remat: bool = True,
     head_chunk: int = HEAD_CHUNK,
     compute_dtype: Any = None,
 ) -> StreamedStep:
     """The step of `make_train_step` in pieces, for a batch of which only some whole groups are there yet.
 
-    start(params) -> sums of nothing; add(sums, params, base, batch) -> sums, donating those it is given, compiled once
+    start(state) -> sums of nothing; add(sums, params, base, batch) -> sums, donating those it is given, compiled once
     per shape of the batch; finish(state, sums, denominator) -> (state, metrics), donating the state. The batches hold
     local weights (`aggregate.local_weights`), which the denominator of the whole divides in the end, so the
     parameters are those of one step on everything, up to the order of summation.
     """
     policy = _Policy(model, lora, temperature, mesh, remat, head_chunk, compute_dtype)
     state_sharding = None if mesh is None else state_shardings(model, lora, optimizer, mesh)
-    add, apply = _adding(policy, loss), _applying(optimizer, state_sharding)
+    add, apply = _adding(policy, loss, entropy), _applying(optimizer, entropy, state_sharding)
 
-    def start(params: Any) -> Sums:
-        return _nothing(loss, params)
+    def start(state: TrainState) -> Sums:
+        return _nothing(loss, state)
 
     def finish(state: TrainState, sums: Sums, denominator: Any) -> tuple[TrainState, MetricArrays]:
         scale = 1 / denominator  # XLA merges a division with that by the norm, and one part would not equal a whole
         grads, total = jax.tree.map(lambda x: x * scale, (sums.grads, sums.metrics["loss"]))
-        return apply(state, Sums(grads, sums.metrics | {"loss": total}))
+        return apply(state, Sums(grads, sums.metrics | {"loss": total}, sums.entropy_coef))
 
     if state_sharding is None:
         # kept, so that the first sums are bound to a device when the parameters are: else `add` compiles twice
@@ -227,11 +255,11 @@ def make_streamed_step(
         return StreamedStep(begin, jax.jit(add, donate_argnums=0), jax.jit(finish, donate_argnums=0))
     assert mesh is not None
     params, whole = state_sharding.params, sharding.replicated(mesh)
-    sums = Sums(params, whole)
+    sums = Sums(params, whole, whole)
     base = None if lora is None else base_shardings(model, mesh)
-    added, finished = (sums, params, base, batch_shardings(mesh)), (state_sharding, sums, whole)
+    added, finished = (sums, params, base, batch_shardings(mesh, loss.columns)), (state_sharding, sums, whole)
     return StreamedStep(
-        jax.jit(start, in_shardings=(params,), out_shardings=sums),
+        jax.jit(start, in_shardings=(state_sharding,), out_shardings=sums),
         jax.jit(add, donate_argnums=0, in_shardings=added, out_shardings=sums),
         jax.jit(finish, donate_argnums=0, in_shardings=finished, out_shardings=(state_sharding, whole)),
     )
@@ -240,19 +268,22 @@ def make_streamed_step(
 def make_gradients(
     model: ModelConfig,
     lora: LoraConfig | None,
-    loss: LossFn,
+    loss: Loss,
     *,
     temperature: float,
     mesh: Mesh | None = None,
+    entropy: EntropyBonus | None = None,
     remat: bool = True,
     head_chunk: int = HEAD_CHUNK,
     compute_dtype: Any = None,
 ) -> Gradients:
-    """gradients(params, base, batch) -> (gradient of the weighted loss, metrics), jitted: a step without its update."""
-    add = _adding(_Policy(model, lora, temperature, mesh, remat, head_chunk, compute_dtype), loss)
+    """gradients(params, base, batch) -> (gradient of the weighted loss, metrics), jitted: a first step's, not made."""
+    policy = _Policy(model, lora, temperature, mesh, remat, head_chunk, compute_dtype)
+    add = _adding(policy, loss, entropy)
 
     def run(params: Any, base: Params | None, batch: Batch) -> tuple[Any, MetricArrays]:
-        sums = add(_nothing(loss, params), params, base, batch)
+        coef = jnp.array(entropy.start if entropy else 0.0, jnp.float32)
+        sums = add(_nothing(loss, TrainState(None, params, None, coef)), params, base, batch)
         return sums.grads, _metrics(sums.metrics)
 
     return jax.jit(run)
@@ -273,54 +304,78 @@ def make_eval_logprobs(
     """
     policy = _Policy(model, lora, temperature, mesh, False, head_chunk, compute_dtype)
 
-    def logprobs(params: Any, base: Params | None, batch: Batch) -> Float[Array, "N B T"]:
-        def body(i: jax.Array, logp_NBT: jax.Array) -> jax.Array:
-            logp_BT, _ = policy.logprobs(params, base, _micro(batch, i))
-            return lax.dynamic_update_index_in_dim(logp_NBT, logp_BT.astype(logp_NBT.dtype), i, 0)
-
-        return lax.fori_loop(0, batch.count, body, jnp.zeros(batch.tokens.shape, jnp.float32))
-
-    return jax.jit(logprobs)
+    return jax.jit(policy.all_logprobs)
 
 
-def _micro(batch: Batch, index: jax.Array) -> Batch:
-    """Micro-batch `index`: the same record with arrays [B, T]."""
+def _micro(batch: _T, index: jax.Array) -> _T:
+    """Micro-batch `index`: the same tree with arrays [B, T]."""
     pick = lambda x: lax.dynamic_index_in_dim(x, index, keepdims=False) if x.ndim else x  # noqa: E731
     return jax.tree.map(pick, batch)
 
 
-def _adding(policy: _Policy, loss: LossFn) -> Add:
+def _inputs(batch: Batch, logp: jax.Array, entropy: jax.Array | None = None) -> TokenInputs:
+    """What the loss sees of a batch or a micro-batch."""
+    return TokenInputs(
+        logp_new=logp,
+        logp_sampler=batch.logp_sampler,
+        advantage=batch.advantage,
+        mask=batch.mask,
+        logp_old=batch.logp_old,
+        logp_ref=batch.logp_ref,
+        correction=batch.correction,
+        entropy=entropy,
+        episode=batch.episodes,
+        group=batch.groups,
+    )
+
+
+def _adding(policy: _Policy, loss: Loss, entropy: EntropyBonus | None) -> Add:
     """add(sums, params, base, batch): the sums with those of the real micro-batches of a batch on top."""
 
-    def micro_loss(params: Any, base: Params | None, micro: Batch) -> tuple[jax.Array, MetricArrays]:
-        logp, entropy = policy.logprobs(params, base, micro)
-        out = loss(TokenInputs(logp, micro.logp_sampler, micro.advantage, micro.mask))
-        total = jnp.sum(jnp.where(micro.mask, micro.weight, 0.0) * out.loss)
-        sums = {name: x.sum() for name, x in (out.metrics | {"entropy": entropy}).items()}
+    def micro_loss(
+        params: Any, base: Params | None, micro: Batch, pooled: MetricArrays, coef: jax.Array
+    ) -> tuple[jax.Array, MetricArrays]:
+        logp, spread = policy.logprobs(params, base, micro, entropy_gradient=entropy is not None)
+        out = loss(_inputs(micro, logp, spread)._replace(pooled=pooled))
+        spread = jnp.where(micro.mask, spread, 0.0)
+        weight = jnp.where(micro.mask, micro.weight, 0.0)
+        total = jnp.sum(weight * out.loss)
+        if entropy is not None:
+            total -= coef * jnp.sum(weight * spread)
+        sums = {name: x.sum() for name, x in (out.metrics | {"entropy": spread}).items()}
+        if micro.observed is not None:
+            heard = -jnp.sum(micro.observed * jnp.where(micro.observed > 0, logp, 0.0))
+            total, sums = total + loss.observation_coef * heard, sums | {"observation_loss": heard}
         return total, sums | {"loss": total, "tokens": micro.mask.sum().astype(total.dtype)}
 
     gradient = jax.grad(micro_loss, has_aux=True)
 
     def add(sums: Sums, params: Any, base: Params | None, batch: Batch) -> Sums:
+        pooled: MetricArrays = {}
+        if loss.row.statistics is not None:
+            pooled = loss.statistics(_inputs(batch, policy.all_logprobs(params, base, batch)))
+
         def body(i: jax.Array, sums: Sums) -> Sums:
-            more = Sums(*gradient(params, base, _micro(batch, i)))
-            return jax.tree.map(lambda a, x: a + x.astype(a.dtype), sums, more)
+            grads, metrics = gradient(params, base, _micro(batch, i), _micro(pooled, i), sums.entropy_coef)
+            more = lambda a, x: a + x.astype(a.dtype)  # noqa: E731
+            return Sums(
+                jax.tree.map(more, sums.grads, grads), jax.tree.map(more, sums.metrics, metrics), sums.entropy_coef
+            )
 
         return lax.fori_loop(0, batch.count, body, sums)
 
     return add
 
 
-def _nothing(loss: LossFn, params: Any) -> Sums:
+def _nothing(loss: Loss, state: TrainState) -> Sums:
     """The sums before any micro-batch."""
-    token = jnp.zeros(())
-    out = jax.eval_shape(lambda x, mask: loss(TokenInputs(x, x, x, mask)), token, token > 0)
-    names = (*out.metrics, "entropy", "loss", "tokens")
-    grads = jax.tree.map(lambda p: jnp.zeros(p.shape, accumulator(p.dtype)), params)
-    return Sums(grads, {name: jnp.zeros((), jnp.float32) for name in names})
+    heard = ["observation_loss"] if loss.observation_coef else []
+    names = (*loss.metrics, "entropy", "loss", "tokens", *heard)
+    grads = jax.tree.map(lambda p: jnp.zeros(p.shape, accumulator(p.dtype)), state.params)
+    return Sums(grads, {name: jnp.zeros((), jnp.float32) for name in names}, state.entropy_coef)
 
 
-def _applying(optimizer: OptimizerConfig, where: TrainState | None) -> Apply:
+def _applying(optimizer: OptimizerConfig, entropy: EntropyBonus | None, where: TrainState | None) -> Apply:
     """apply(state, sums): clip the gradient, move the parameters by it and report, unless there is nothing to move by.
 
     where: the shardings of the state when there is a mesh.
@@ -336,19 +391,23 @@ def _applying(optimizer: OptimizerConfig, where: TrainState | None) -> Apply:
         updates, opt_state = transform.update(grads, state.opt_state, state.params)
         params = jax.tree.map(lambda p, u: p - rate * u, state.params, updates)
         use = finite & (sums.metrics["tokens"] > 0)
-        kept = jax.tree.map(
+        params, opt_state = jax.tree.map(
             lambda new, old: jnp.where(use, new, old), (params, opt_state), (state.params, state.opt_state)
         )
         report = {"optim/grad_norm": norm, "optim/lr": rate, "optim/nonfinite": (~finite).astype(norm.dtype)}
-        return TrainState(state.step + 1, *kept), _metrics(sums.metrics) | report
+        metrics, coef = _metrics(sums.metrics), state.entropy_coef
+        if entropy is not None:
+            report["optim/entropy_coef"] = coef
+            coef = jnp.where(use, entropy.step(coef, metrics["optim/entropy"]), coef)
+        return TrainState(state.step + 1, params, opt_state, coef), metrics | report
 
     return apply
 
 
 def _metrics(sums: MetricArrays) -> MetricArrays:
-    """The loss as it is (a weighted sum), the count of tokens, and means over tokens of the rest."""
+    """Weighted sums and the count of tokens as they are, and means over tokens of the rest."""
     tokens = jnp.maximum(sums["tokens"], 1.0)
-    whole = ("loss", "tokens")
+    whole = ("loss", "observation_loss", "tokens")
     return {f"optim/{name}": x if name in whole else x / tokens for name, x in sums.items()}
 
 
@@ -359,11 +418,11 @@ def _sharding(mesh: Mesh, axes: tuple[str | None, ...]) -> NamedSharding:
     return NamedSharding(mesh, sharding.spec(axes))
 
 
-def batch_shardings(mesh: Mesh) -> Batch:
-    """Rows over `data` and `fsdp`, everything else whole."""
+def batch_shardings(mesh: Mesh, columns: Collection[str] = ()) -> Batch:
+    """Rows over `data` and `fsdp`, everything else whole. columns: the optional ones that the batches have."""
     rows = _sharding(mesh, (None, "batch", None))
-    fields = {name: rows for name in Batch.__dataclass_fields__ if name != "count"}
-    return Batch(**fields, count=sharding.replicated(mesh))
+    fields = {name: rows for name in Batch.__dataclass_fields__ if name not in OPTIONAL or name in columns}
+    return Batch(**fields | {"count": sharding.replicated(mesh)})
 
 
 def base_shardings(model: ModelConfig, mesh: Mesh) -> Params:
@@ -385,4 +444,4 @@ def state_shardings(model: ModelConfig, lora: LoraConfig | None, optimizer: Opti
         params,
         transform_non_params=lambda _: whole,
     )
-    return TrainState(whole, params, opt_state)
+    return TrainState(whole, params, opt_state, whole)

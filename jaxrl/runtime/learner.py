@@ -6,7 +6,7 @@ limiter; nothing here is async, and nothing knows about environments.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -14,31 +14,26 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxrl.algo.aggregate import check_aggregation, denominator, local_weights, token_weights
-from jaxrl.algo.batch import Batch, choose_width, pack, padding_fraction
-from jaxrl.algo.loss import make_loss
+from jaxrl.algo.aggregate import denominator, local_weights, token_weights
+from jaxrl.algo.batch import choose_width, datum_values, pack, padding_fraction
+from jaxrl.algo.objective import Objective, packed, substeps
 from jaxrl.algo.optimizer import OptimizerConfig
-from jaxrl.algo.step import Sums, TrainState, init_state, make_streamed_step, make_train_step, state_shardings
+from jaxrl.algo.step import (
+    EvalLogprobs,
+    Sums,
+    TrainState,
+    init_state,
+    make_eval_logprobs,
+    make_streamed_step,
+    make_train_step,
+    state_shardings,
+)
 from jaxrl.models import spec
 from jaxrl.models.config import ModelConfig
 from jaxrl.models.lora import LoraConfig, lora_specs
 from jaxrl.models.spec import Params
 from jaxrl.runtime.engine import Weights
 from jaxrl.types import Datum
-
-
-@dataclass(frozen=True)
-class Objective:
-    """What a step minimises: a per-token loss form with its knobs, and how tokens are weighted."""
-
-    loss: str
-    aggregation: str
-    loss_config: Mapping[str, float] = field(default_factory=dict)
-    aggregation_constant: float | None = None
-
-    def __post_init__(self) -> None:
-        make_loss(self.loss, self.loss_config)
-        check_aggregation(self.aggregation, self.aggregation_constant)
 
 
 @dataclass(frozen=True)
@@ -65,6 +60,14 @@ class MeshShape:
     data: int = 1
     fsdp: int = 1
     tensor: int = 1
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A model that is not trained, to score batches under: the one that training started from, or a teacher."""
+
+    model: ModelConfig
+    params: Params
 
 
 @dataclass(frozen=True)
@@ -95,20 +98,33 @@ class Learner:
         remat: bool = True,
         mesh: Mesh | None = None,
         seed: int = 0,
+        num_substeps: int = 1,
+        references: Mapping[str, Reference] | None = None,
     ) -> None:
+        """references: models that batches are scored under, by name; the one without a name ("") is this one untrained.
+
+        num_substeps: optimizer steps a batch, each on some of its groups.
+        """
         self.lora_scale = lora.scale if lora else 1.0
-        self._objective, self._packing = objective, packing
-        loss = make_loss(objective.loss, objective.loss_config)
-        options = {"temperature": temperature, "remat": remat, "mesh": mesh}
-        self._step = make_train_step(model, lora, loss, optimizer, **options)
-        self._streamed = make_streamed_step(model, lora, loss, optimizer, **options)  # compiled when it is first used
+        self._objective, self._packing, self._num_substeps = objective, packing, num_substeps
+        options = {"temperature": temperature, "remat": remat, "mesh": mesh, "entropy": objective.entropy}
+        self._step = make_train_step(model, lora, objective.loss, optimizer, **options)
+        self._streamed = make_streamed_step(model, lora, objective.loss, optimizer, **options)
+        self._references = {"": Reference(model, base), **(references or {})}
+        self._score = {
+            _OLD: make_eval_logprobs(model, lora, temperature=temperature, mesh=mesh),
+            **{
+                name: make_eval_logprobs(r.model, None, temperature=temperature, mesh=mesh)
+                for name, r in self._references.items()
+            },
+        }  # like the streamed step, compiled when they are first used
         self._underway: _Underway | None = None
         if lora is None:
             self._base, start = None, base
         else:
             self._base, start = base, spec.init(lora_specs(model, lora), jnp.float32, seed=(seed, _ADAPTER_STREAM))
         where = None if mesh is None else state_shardings(model, lora, optimizer, mesh)
-        self.state = init_state(optimizer, start, shardings=where)
+        self.state = init_state(optimizer, start, entropy=objective.entropy, shardings=where)
 
     @property
     def weights(self) -> Weights:
@@ -123,11 +139,14 @@ class Learner:
     @property
     def compilations(self) -> int:
         """Training programs compiled so far."""
-        programs = (self._step, self._streamed.start, self._streamed.add, self._streamed.finish)
+        programs = (self._step, self._streamed.start, self._streamed.add, self._streamed.finish, *self._score.values())
         return sum(program._cache_size() for program in programs)  # pyright: ignore
 
     def update(self, data_D: Sequence[Datum]) -> dict[str, float]:
-        """One optimizer step on a whole batch (none for an empty one). Raises FloatingPointError when it diverged."""
+        """`num_substeps` optimizer steps on a whole batch, as many as it has groups at most (none for an empty one).
+
+        Metrics are means over its tokens, and sums of counts. Raises FloatingPointError when a step diverged.
+        """
         if self._underway is not None:
             raise RuntimeError(
                 f"a step with {self._underway.datums} accumulated datums is under way, and its gradient belongs to "
@@ -135,13 +154,52 @@ class Learner:
             )
         if not data_D:
             return {"data/datums": 0.0}
-        weights_D = token_weights(data_D, self._objective.aggregation, constant=self._objective.aggregation_constant)
-        batch = self._packed(data_D, weights_D)
+        data_D = self._corrected(data_D)
+        return _merged([self._one_step(part_D) for part_D in substeps(data_D, self._num_substeps)])
+
+    def _one_step(self, data_D: Sequence[Datum]) -> dict[str, float]:
+        objective = self._objective
+        weights_D = token_weights(data_D, objective.aggregation, constant=objective.aggregation_constant)
+        batch = packed(data_D, weights_D, objective, widths=self._packing.widths, rows=self._packing.rows)
         self.state, metrics = self._step(self.state, self._base, batch)
         return self._checked(metrics) | {
             "data/datums": float(len(data_D)),
             "data/padding_fraction": padding_fraction(batch),
         }
+
+    def _corrected(self, data_D: Sequence[Datum]) -> list[Datum]:
+        """The datums scored under the policy of now where the objective asks for it, and with its correction."""
+        if not self._objective.reads_old:
+            return list(data_D)
+        logp_D = self._logprobs(self._score[_OLD], self.state.params, self._base, data_D)
+        scored_D = [replace(d, logprobs_old=logp) for d, logp in zip(data_D, logp_D, strict=True)]
+        return scored_D if self._objective.correct is None else self._objective.correct(scored_D)
+
+    def score_reference(self, data_D: Sequence[Datum], names: Mapping[int, str] | None = None) -> list[Datum]:
+        """The datums with the log-probs of their trained tokens under a reference. names: group -> whose, "" if unsaid.
+
+        Blocks on the device, like every method here.
+        """
+        names = names or {}
+        scored_D = list(data_D)
+        for name, reference in self._references.items():
+            places = [i for i, d in enumerate(data_D) if names.get(d.group, "") == name]
+            part_D = [data_D[i] for i in places]
+            logp_D = self._logprobs(self._score[name], reference.params, None, part_D)
+            for i, logp in zip(places, logp_D, strict=True):
+                scored_D[i] = replace(data_D[i], logprobs_ref=logp)
+        return scored_D
+
+    def _logprobs(
+        self, score: EvalLogprobs, params: Params, base: Params | None, data_D: Sequence[Datum]
+    ) -> list[np.ndarray]:
+        """Log-probs of the trained tokens of each datum."""
+        if not data_D:
+            return []
+        unweighted_D = [np.zeros(len(d.tokens)) for d in data_D]
+        width = choose_width(data_D, self._packing.widths)
+        batch = pack(data_D, unweighted_D, width=width, rows=self._packing.rows)
+        return datum_values(np.asarray(score(params, base, batch)), data_D)
 
     def accumulate(self, data_D: Sequence[Datum]) -> None:
         """Add the gradient of some whole groups to the step under way, which begins with the first of them.
@@ -150,6 +208,7 @@ class Learner:
         """
         if not data_D:
             return
+        data_D = self._corrected(data_D)  # the policy of now is the one before the step: it moves when that is done
         groups = frozenset(d.group for d in data_D)
         if self._underway is not None and (again := groups & self._underway.groups):
             raise ValueError(
@@ -159,8 +218,8 @@ class Learner:
         weights_D, count = local_weights(
             data_D, self._objective.aggregation, constant=self._objective.aggregation_constant
         )
-        batch = self._packed(data_D, weights_D)
-        so_far = self._underway or _Underway(self._streamed.start(self.state.params))
+        batch = packed(data_D, weights_D, self._objective, widths=self._packing.widths, rows=self._packing.rows)
+        so_far = self._underway or _Underway(self._streamed.start(self.state))
         positions = int(batch.count) * batch.mask[0].size
         self._underway = _Underway(
             sums=self._streamed.add(so_far.sums, self.state.params, self._base, batch),
@@ -182,9 +241,6 @@ class Learner:
             "data/padding_fraction": part.padded / max(part.positions, 1),
         }
 
-    def _packed(self, data_D: Sequence[Datum], weights_D: Sequence[np.ndarray]) -> Batch:
-        return pack(data_D, weights_D, width=choose_width(data_D, self._packing.widths), rows=self._packing.rows)
-
     def _checked(self, metrics: Mapping[str, jax.Array]) -> dict[str, float]:
         """The metrics of the step just made, as numbers."""
         numbers = {name: float(value) for name, value in jax.device_get(metrics).items()}
@@ -204,7 +260,27 @@ class Learner:
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), self.state)
 
 
+_OLD = "old policy"  # in the table of what scores; no reference may be called so
+
 _ADAPTER_STREAM = 0x10A  # keeps the adapter's key apart from other uses of the run's seed
+
+
+def _merged(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The metrics of some steps as those of one: counts and losses add up, rates and states are the last, the rest are
+    means weighed by tokens."""
+    if len(steps) == 1:
+        return dict(steps[0])
+    tokens = np.array([s["optim/tokens"] for s in steps])
+    merged = {}
+    for name in steps[0]:
+        values = np.array([s[name] for s in steps])
+        if name in ("optim/tokens", "optim/loss", "data/datums"):
+            merged[name] = float(values.sum())
+        elif name in ("optim/lr", "optim/entropy_coef"):
+            merged[name] = float(values[-1])
+        else:
+            merged[name] = float(np.average(values, weights=tokens if tokens.any() else None))
+    return merged
 
 
 def trained_tokens(data_D: Sequence[Datum]) -> int:

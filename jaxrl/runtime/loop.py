@@ -12,16 +12,16 @@ Knows every part of the runtime and nothing about configuration files or command
 
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 import trio
 
-from jaxrl.algo.advantage import compute_advantages
+from jaxrl.algo.advantage import compute_advantages, next_baselines
 from jaxrl.algo.data import assemble_training_data, duplicated_tokens, split_reasons, trainable
 from jaxrl.algo.shaping import Shaping, shape
 from jaxrl.env import EnvGroupBuilder, EnvironmentFault, RLDataset
@@ -29,6 +29,7 @@ from jaxrl.runtime.admission import Admission
 from jaxrl.runtime.checkpoint import Checkpointer
 from jaxrl.runtime.engine import Engine, Stats
 from jaxrl.runtime.episode import Limits
+from jaxrl.runtime.lag import Lag
 from jaxrl.runtime.learner import Learner
 from jaxrl.runtime.log import MetricsLog, Progress
 from jaxrl.runtime.measure import rollout_metrics
@@ -81,20 +82,35 @@ class Mode:
     max_attempts: int = 1
 
 
+Penalties = Mapping[tuple[int, int], float]
+"""What the reward of a (group, episode) of a batch loses."""
+
+
 @dataclass(frozen=True)
 class Teaching:
-    """What is made of rewards: the advantage estimator, and what happens to episodes that ran into a budget."""
+    """What is made of rewards: the advantage estimator, and what happens to episodes that ran into a budget.
+
+    knobs: of the estimator, where they are not its defaults. reference: datums are scored under a reference, that of
+    the teacher whose name is a tag of their group, if there is one; `penalize` then changes their advantages, and what
+    `penalties` says of a (group, episode) is taken off its reward.
+    """
 
     advantage: str
     overlong_masking: bool = False
     shaping: Shaping = field(default_factory=Shaping)
+    knobs: Mapping[str, float | str] = field(default_factory=dict)
+    reference: bool = False
+    teachers: Collection[str] = ()
+    penalize: Callable[[Sequence[Datum]], list[Datum]] | None = None
+    penalties: Callable[[Sequence[Datum]], Penalties] | None = None
 
 
 @dataclass
 class Run:
     """The parts of a run that the loop drives. They are opened, and closed, by whoever makes this.
 
-    play: where groups play; None is here.
+    play: where groups play; None is here. lag: keeps the sampler behind the trainer; None samples with what is trained.
+    baselines: what the moving baselines of an estimator that has them came to; changes with every step.
     """
 
     engine: Engine
@@ -113,6 +129,8 @@ class Run:
     groups_to_record: int
     mode: Mode = field(default_factory=Mode)
     play: PlayGroup | None = None
+    lag: Lag | None = None
+    baselines: Mapping[str, float] = field(default_factory=dict)
 
     async def on_device(self, call: Callable[..., Any], *args: Any) -> Any:
         """Run a blocking call in the one worker thread that may touch the device."""
@@ -148,6 +166,7 @@ async def train_loop(run: Run, *, start: int, supplied: dict[str, Any] | None = 
         supply = open_supply(run, nursery)
         if supplied:
             supply.restore(supplied)
+        run.baselines = (supplied or {}).get("baselines", {})
         for step in range(start, schedule.steps):
             began = time.perf_counter()
             metrics: dict[str, float] = {}
@@ -162,8 +181,13 @@ async def train_loop(run: Run, *, start: int, supplied: dict[str, Any] | None = 
             run.log.write(step, metrics)
             run.progress.update(step, metrics)
             if last or (schedule.save_every and (step + 1) % schedule.save_every == 0):
-                await run.on_device(run.checkpointer.save, step + 1, run.learner.state, supply.state())
+                await run.on_device(run.checkpointer.save, step + 1, run.learner.state, _kept(run, supply))
         nursery.cancel_scope.cancel()  # nothing is left playing, unless dynamic sampling has started too much
+
+
+def _kept(run: Run, supply: Supply) -> dict[str, Any]:
+    """What a checkpoint keeps beside the learner's state."""
+    return {**supply.state(), "baselines": dict(run.baselines)}
 
 
 def open_supply(run: Run, nursery: trio.Nursery) -> Supply:
@@ -180,8 +204,8 @@ def open_supply(run: Run, nursery: trio.Nursery) -> Supply:
         Stream(run.train),
         play,
         nursery,
-        version=lambda: run.engine.version,
-        teaches=lambda group: trainable([group])[0],
+        version=lambda: run.lag.step if run.lag else run.engine.version,  # a gap on purpose is not an age
+        teaches=lambda group: trainable([group], run.teaching.advantage, **run.teaching.knobs)[0],
         max_attempts=run.mode.max_attempts,
     )
 
@@ -189,6 +213,9 @@ def open_supply(run: Run, nursery: trio.Nursery) -> Supply:
 async def train_step(run: Run, supply: Supply, step: int) -> dict[str, float]:
     """One batch: rollouts, one optimizer step, publish. Returns the step's metrics."""
     began, before = time.perf_counter(), run.engine.stats.copy()
+    if run.lag is not None:  # between two steps the newest weights are published, so evaluations see those
+        weights, version = await run.on_device(run.lag.sampling, run.learner.weights, step)
+        await run.engine.publish(weights, version=version)
     admit(run, supply, step)
     batch = _Batch(run)
     played = [await batch.add(await supply.take(step)) for _ in range(batch_size(run, supply, step))]
@@ -241,22 +268,31 @@ class _Batch:
         """Take a finished group."""
         self._waiting.append(played)
         if self._run.mode.minibatch == len(self._waiting):
-            await self._run.on_device(self._run.learner.accumulate, self._datums())
+            await self._run.on_device(self._run.learner.accumulate, await self._datums())
         return played
 
     async def learn(self) -> dict[str, float]:
         """The optimizer step. What is learned together is in the order of the data, whoever finished first."""
         if self._run.mode.minibatch is None:
-            metrics = await self._run.on_device(self._run.learner.update, self._datums())
+            metrics = await self._run.on_device(self._run.learner.update, await self._datums())
         else:
-            await self._run.on_device(self._run.learner.accumulate, self._datums())
+            await self._run.on_device(self._run.learner.accumulate, await self._datums())
             metrics = await self._run.on_device(self._run.learner.finish)
-        return metrics | data_metrics(self.data_D, self._useful)
+        self._run.baselines = baselines_after(self._useful, self._run.teaching, self._run.baselines)
+        return reference_metrics(self.data_D) | metrics | data_metrics(self.data_D, self._useful)
 
-    def _datums(self) -> list[Datum]:
+    async def _datums(self) -> list[Datum]:
         self._waiting.sort(key=lambda p: p.place.number)
-        groups_P = [p.group for p in self._waiting]
-        data_D, useful_P = training_data(groups_P, self._run.teaching, first_group=self._taken)
+        groups_P, teaching = [p.group for p in self._waiting], self._run.teaching
+        make = partial(training_data, groups_P, teaching, first_group=self._taken, baselines=self._run.baselines)
+        data_D, useful_P = make()
+        if teaching.reference:
+            names = teacher_names(useful_P, teaching.teachers, first_group=self._taken)
+            data_D = await self._run.on_device(self._run.learner.score_reference, data_D, names)
+            if teaching.penalties is not None:
+                data_D = with_advantages_of(data_D, make(penalties=teaching.penalties(data_D))[0])
+            if teaching.penalize is not None:
+                data_D = teaching.penalize(data_D)
         self._taken += len(groups_P)
         self._waiting.clear()
         self._useful += useful_P
@@ -265,16 +301,76 @@ class _Batch:
 
 
 def training_data(
-    groups_P: Sequence[TrajectoryGroup], teaching: Teaching, *, first_group: int = 0
+    groups_P: Sequence[TrajectoryGroup],
+    teaching: Teaching,
+    *,
+    first_group: int = 0,
+    baselines: Mapping[str, float] | None = None,
+    penalties: Penalties | None = None,
 ) -> tuple[list[Datum], list[TrajectoryGroup]]:
-    """Datums of the groups that can teach something, and those groups. Pure."""
-    useful_P = [group for group, useful in zip(groups_P, trainable(groups_P), strict=True) if useful]
-    shaped_P = [shape(group, teaching.shaping) for group in useful_P]
-    advantages_P_G = compute_advantages(shaped_P, teaching.advantage)
+    """Datums of the groups that can teach something, and those groups. Pure.
+
+    Statistics of the batch know the other groups too, unless their strategy gave them up; what cannot teach by the
+    rewards that the envs gave is not shaped, or penalised, into something that could.
+    """
+    useful_P = trainable(groups_P, teaching.advantage, **teaching.knobs)
+    viable = [(group, useful) for group, useful in zip(groups_P, useful_P, strict=True) if group.viable]
+    shaped_P = [shape(group, teaching.shaping) if useful else group for group, useful in viable]
+    if penalties:
+        shaped_P = _penalised(shaped_P, [useful for _, useful in viable], penalties, first_group)
+    advantages_P_G = compute_advantages(shaped_P, teaching.advantage, baselines=baselines, **teaching.knobs)
+    kept = [n for n, (_, useful) in enumerate(viable) if useful]
     data_D = assemble_training_data(
-        shaped_P, advantages_P_G, overlong_masking=teaching.overlong_masking, first_group=first_group
+        [shaped_P[n] for n in kept],
+        [advantages_P_G[n] for n in kept],
+        overlong_masking=teaching.overlong_masking,
+        first_group=first_group,
     )
-    return data_D, useful_P
+    return data_D, [viable[n][0] for n in kept]
+
+
+def _penalised(
+    groups_P: Sequence[TrajectoryGroup], useful_P: Sequence[bool], penalties: Penalties, first_group: int
+) -> list[TrajectoryGroup]:
+    """The groups with the penalties taken off their rewards, numbered as `assemble_training_data` numbers them."""
+    penalised_P, number, episode = [], first_group, 0
+    for group, useful in zip(groups_P, useful_P, strict=True):
+        if useful:
+            rewards = (r - penalties.get((number, episode + i), 0.0) for i, r in enumerate(group.rewards_G))
+            group, number, episode = (
+                replace(group, rewards_G=tuple(rewards)),
+                number + 1,
+                episode + len(group.rewards_G),
+            )
+        penalised_P.append(group)
+    return penalised_P
+
+
+def with_advantages_of(data_D: Sequence[Datum], others_D: Sequence[Datum]) -> list[Datum]:
+    """The datums with the advantages of others, which are the same tokens in the same order."""
+    return [replace(d, advantages=other.advantages) for d, other in zip(data_D, others_D, strict=True)]
+
+
+def teacher_names(
+    groups_P: Sequence[TrajectoryGroup], teachers: Collection[str], *, first_group: int = 0
+) -> dict[int, str]:
+    """Group number -> the first of its tags that is a teacher's name; groups without one are left out."""
+    tagged = enumerate(groups_P, start=first_group)
+    return {number: tag for number, group in tagged for tag in reversed(group.tags) if tag in teachers}
+
+
+def reference_metrics(data_D: Sequence[Datum]) -> dict[str, float]:
+    """optim/kl_ref: the mean of q - f over the trained tokens, where the batch was scored under a reference."""
+    differences = [(d.logprobs - d.logprobs_ref)[d.mask] for d in data_D if d.logprobs_ref is not None]
+    return {"optim/kl_ref": float(np.concatenate(differences).mean())} if any(map(len, differences)) else {}
+
+
+def baselines_after(
+    useful_P: Sequence[TrajectoryGroup], teaching: Teaching, baselines: Mapping[str, float]
+) -> dict[str, float]:
+    """What the moving baselines come to with the groups a step has trained, whichever finished first. Pure."""
+    shaped_P = [shape(group, teaching.shaping) for group in useful_P]
+    return next_baselines(shaped_P, teaching.advantage, baselines, **teaching.knobs)
 
 
 def data_metrics(data_D: Sequence[Datum], useful_P: Sequence[TrajectoryGroup]) -> dict[str, float]:

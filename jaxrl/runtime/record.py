@@ -9,7 +9,8 @@ them did, `observation`, the tokens the environment added after those, and the s
 `versions`. The training mask is implied: actions are sampled tokens, observations are not; a `masked` turn is
 context only, and of an episode that is not `trained` nothing is.
 
-`group_to_json` keeps a whole group instead, for a checkpoint.
+`groups_from_records` makes groups of them again, to train on once more. `group_to_json` keeps a whole group instead,
+for a checkpoint.
 """
 
 import dataclasses
@@ -99,6 +100,66 @@ def contexts(record: Mapping[str, Any]) -> list[tuple[int, ...]]:
         seen.append(context[: turn["kept"]] + tuple(turn["observation"]))
         context = seen[-1] + tuple(turn["action"])
     return seen
+
+
+def groups_from_records(records: Iterable[Mapping[str, Any]]) -> list[TrajectoryGroup]:
+    """The groups of one step's records, in order: those that were recorded, to equal datums.
+
+    What a record does not hold is left empty: errors of attempts that were retried, and which metrics were the
+    group's. A number that was not finite is NaN. Raises ValueError when members of a group are missing.
+    """
+    by_group: dict[int, list[Mapping[str, Any]]] = {}
+    for record in records:
+        by_group.setdefault(record["group"], []).append(record)
+    return [_recorded_group(number, by_group[number]) for number in sorted(by_group)]
+
+
+def _recorded_group(number: int, records: Sequence[Mapping[str, Any]]) -> TrajectoryGroup:
+    members_G = sorted(records, key=lambda r: r["member"])
+    if [r["member"] for r in members_G] != list(range(len(members_G))):
+        raise ValueError(
+            f"group {number} of step {members_G[0]['step']} has records of members {[r['member'] for r in members_G]}, "
+            "but an advantage compares all members: the file was cut, or holds several steps"
+        )
+    trajectories_G = tuple(_recorded_trajectory(r) for r in members_G)
+    refused = any(t.ending.trained and not r["trained"] for t, r in zip(trajectories_G, members_G, strict=True))
+    return TrajectoryGroup(
+        trajectories_G=trajectories_G,
+        rewards_G=tuple(_number(r["reward"]) for r in members_G),
+        metrics_G=tuple(r["metrics"] for r in members_G),
+        tags=tuple(members_G[0]["tags"]),
+        viable=not refused,
+    )
+
+
+def _recorded_trajectory(record: Mapping[str, Any]) -> Trajectory:
+    reason = StopReason(record["stop_reason"])
+    graded = reason is StopReason.TIMEOUT and record["trained"]  # only a conclusion lets a timeout be trained
+    turns = zip(contexts(record), record["turns"], strict=True)
+    return Trajectory(
+        transitions=tuple(_recorded_turn(context, turn) for context, turn in turns),
+        stop_reason=reason,
+        error=record["error"],
+        conclusion=Conclusion() if graded else None,
+    )
+
+
+def _recorded_turn(context: tuple[int, ...], turn: Mapping[str, Any]) -> Transition:
+    logprobs = tuple(_number(x) for x in turn["logprobs"])
+    return Transition(
+        observation=context,
+        action=Sample(tuple(turn["action"]), logprobs, tuple(turn["versions"]), turn["stop"]),
+        reward=_number(turn["reward"]),
+        episode_done=turn["done"],
+        metrics=turn["metrics"],
+        logs=turn["logs"],
+        rewrite=turn["rewrite"],
+        masked=turn["masked"],
+    )
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value
 
 
 def group_to_json(group: TrajectoryGroup) -> dict[str, Any]:

@@ -13,12 +13,14 @@ from typing import Literal
 import numpy as np
 from jax.sharding import Mesh
 
+from jaxrl.algo.loss import make_loss
+from jaxrl.algo.objective import Objective
 from jaxrl.algo.optimizer import OptimizerConfig
 from jaxrl.chat.renderer import Renderer
 from jaxrl.chat.supervised import supervise, supervised_datum
 from jaxrl.models.config import ModelConfig
 from jaxrl.models.spec import Params
-from jaxrl.runtime.learner import Learner, Objective, Packing
+from jaxrl.runtime.learner import Learner, Packing
 from jaxrl.runtime.log import MetricsLog, Progress
 from jaxrl.types import Datum, Message, ToolSpec
 
@@ -88,7 +90,7 @@ def run_warm_start(
         model,
         params,
         lora=None,
-        objective=Objective("cross_entropy", "token_mean"),
+        objective=Objective(make_loss("cross_entropy"), "token_mean"),
         optimizer=optimizer,
         packing=packing,
         remat=remat,

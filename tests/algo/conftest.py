@@ -6,10 +6,9 @@ from collections.abc import Callable
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from algo_cases import CHUNK, TEMPERATURE, VOCAB, ragged
+from algo_cases import CHUNK, STEP_LOSSES, TEMPERATURE, VOCAB, ragged
 from compiling import fully_optimized, quick_to_compile
 
-from jaxrl.algo.loss import make_loss
 from jaxrl.algo.step import Gradients, make_gradients
 from jaxrl.models import spec
 from jaxrl.models.config import ModelConfig, tiny
@@ -59,5 +58,5 @@ def data_D() -> list[Datum]:
 def gradients(model: ModelConfig, lora: LoraConfig) -> Callable[[str], Gradients]:
     """Compiled gradient functions under LoRA, one a loss, shared by all tests."""
     return functools.cache(
-        lambda name: make_gradients(model, lora, make_loss(name), temperature=TEMPERATURE, head_chunk=CHUNK)
+        lambda name: make_gradients(model, lora, STEP_LOSSES[name], temperature=TEMPERATURE, head_chunk=CHUNK)
     )

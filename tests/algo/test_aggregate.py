@@ -67,7 +67,7 @@ def test_a_masked_episode_counts_in_no_denominator(name: str) -> None:
     np.testing.assert_array_equal(both[1], 0)
 
 
-@pytest.mark.parametrize("name", [n for n in AGGREGATIONS if n not in ("token_sum", "seq_mean_token_sum")])
+@pytest.mark.parametrize("name", [n for n in AGGREGATIONS if not n.endswith("token_sum")])
 def test_means_have_mass_one(name: str, data_D: list[Datum]) -> None:
     total = sum(w.sum() for w in token_weights(data_D, name, constant=constant_of(name)))
     tokens = sum(int(d.mask.sum()) for d in data_D)
@@ -109,6 +109,7 @@ BY_HAND = {
     "seq_mean_token_sum_norm": ([1 / 8, 1 / 8, 1 / 8, 1 / 8], 2, 1),
     "episode_mean_token_mean": ([1 / 4, 1 / 4, 1 / 2, 1 / 2], 2, 1),
     "prompt_mean": ([1 / 6, 1 / 6, 1 / 6, 1 / 2], 1, 1),
+    "prompt_mean_token_sum": ([1, 1, 1, 1], 1, 1),
 }
 """Local weight of the datums that are trained, and what each group adds to the count."""
 

@@ -1,5 +1,7 @@
 """Packing: nothing lost, nothing moved, shapes bounded."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from algo_cases import VOCAB, datum, packed
@@ -7,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxrl.algo.aggregate import token_weights
-from jaxrl.algo.batch import Batch, choose_width, pack, padding_fraction
+from jaxrl.algo.batch import OPTIONAL, Batch, choose_width, datum_values, pack, padding_fraction
 from jaxrl.types import Datum
 
-ARRAYS = [f for f in Batch.__dataclass_fields__ if f != "count"]
+ARRAYS = [f for f in Batch.__dataclass_fields__ if f not in ("count", *OPTIONAL)]
 
 
 def unpacked(batch: Batch) -> list[dict[str, np.ndarray]]:
@@ -44,6 +46,8 @@ def test_by_hand() -> None:
         "advantage": [1, 0, 0, 1, 0, 2],
         "weight": [third, 0, 0, third, 0, third],
         "versions": [6, -1, -1, 7, -1, 5],
+        "episodes": [1, 1, 1, 1, 0, 0],
+        "groups": [0, 0, 0, 0, 0, 0],
     }
     for name in ARRAYS:
         np.testing.assert_array_equal(getattr(b, name)[0, 0], expected[name], err_msg=name)
@@ -76,6 +80,37 @@ def test_packing_is_a_permutation_of_the_data(lengths: list[int], rows: int, see
     again = pack(data, weights, width=16, rows=rows)
     for name in ARRAYS:
         np.testing.assert_array_equal(getattr(b, name), getattr(again, name))
+
+
+def test_optional_columns_are_there_when_asked_for(data_D: list[Datum]) -> None:
+    plain, whole = (packed(data_D, loss=loss) for loss in ("ppo", "everything"))
+    assert [getattr(plain, name) for name in OPTIONAL] == [None] * 4
+    assert whole.observed is None
+    for name, field in (("logp_old", "logprobs_old"), ("logp_ref", "logprobs_ref"), ("correction", "correction")):
+        got, want = getattr(whole, name)[whole.mask], np.concatenate([getattr(d, field)[d.mask] for d in data_D])
+        np.testing.assert_array_equal(np.sort(got), np.sort(want))
+    unscored = [*data_D[1:], replace(data_D[0], logprobs_ref=None)]
+    with pytest.raises(ValueError, match="group 0, episode 0 has no logprobs_ref, which the loss reads"):
+        packed(unscored, loss="dpo")
+
+
+@given(st.lists(st.integers(1, 17), max_size=12), st.integers(1, 3))
+def test_values_at_positions_come_back_to_the_tokens_they_are_of(lengths: list[int], rows: int) -> None:
+    rng = np.random.default_rng(len(lengths))
+    data = [datum(rng, n, episode=e) for e, n in enumerate(lengths)]
+    batch = pack(data, [np.zeros(len(d.tokens)) for d in data], width=16, rows=rows)
+    for d, values in zip(data, datum_values(batch.targets.astype(np.float32), data), strict=True):
+        np.testing.assert_array_equal(values, [0, *d.tokens[1:]])
+
+
+def test_I5_pools_are_numbered_by_what_they_are_not_by_when_they_came(data_D: list[Datum]) -> None:
+    """So that a draw among tokens, which hashes the number of an episode, does not depend on the order of the data."""
+    for order in (data_D, data_D[::-1]):
+        batch = packed(order)
+        assert sorted(np.unique(batch.episodes[batch.mask])) == list(range(6))
+        for d in order:
+            n, b, t = np.argwhere((batch.targets == d.tokens[1]) & (batch.positions == 0) & (batch.segments > 0))[0]
+            assert (batch.episodes[n, b, t], batch.groups[n, b, t]) == (d.episode, d.group)
 
 
 def test_padding_fraction_and_buckets(data_D: list[Datum]) -> None:

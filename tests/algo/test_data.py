@@ -1,13 +1,22 @@
 """From episodes to datums: what is trained, where it splits, and that nothing is trained twice."""
 
+import json
 from collections import Counter
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxrl.algo.data import assemble_training_data, duplicated_tokens, split_reasons, trajectory_to_data
+from jaxrl.algo.data import (
+    assemble_training_data,
+    duplicated_tokens,
+    split_reasons,
+    trainable,
+    trajectory_to_data,
+)
 from jaxrl.chat.families import renderer_for
 from jaxrl.chat.tokenizer import byte_tokenizer
 from jaxrl.types import Datum, Message, Sample, StopReason, Trajectory, TrajectoryGroup, Transition
@@ -25,7 +34,7 @@ def episode(*turns: Transition, stop: StopReason = StopReason.TERMINATED) -> Tra
     return Trajectory(turns, stop)
 
 
-def one(trajectory: Trajectory, advantage: float = 1.0) -> list[Datum]:
+def one(trajectory: Trajectory, advantage: float | tuple[float, ...] = 1.0) -> list[Datum]:
     return trajectory_to_data(trajectory, advantage, group=0, episode=0)
 
 
@@ -85,6 +94,75 @@ def test_I1_an_action_that_comes_back_different_is_a_changed_prefix() -> None:
     e = episode(turn((1, 2), sample(3, 4)), turn((1, 2, 3), sample(5)), turn((1, 2, 3, 6), sample(7)))
     assert [d.tokens.tolist() for d in one(e)] == [[1, 2, 3, 4], [1, 2, 3, 5], [1, 2, 3, 6, 7]]
     assert split_reasons(e) == Counter(prefix_changed=2)
+
+
+# --- advantages of turns --------------------------------------------------------------------------
+
+
+def test_each_sampled_token_has_the_advantage_of_its_turn() -> None:
+    e = episode(turn((1, 2), sample(3, 4)), turn((1, 2, 3, 4, 5), sample(6)), turn((1, 2, 3, 4, 5, 6), sample(7, 8)))
+    (d,) = one(e, (0.5, -1.0, 2.0))
+    assert d.advantages.tolist() == [0, 0, 0.5, 0.5, 0, -1, 2, 2]
+    (same,) = one(e, (0.25,) * 3)
+    np.testing.assert_array_equal(same.advantages, one(e, 0.25)[0].advantages)
+
+
+def test_an_episode_that_splits_keeps_the_numbers_of_its_turns() -> None:
+    e = episode(
+        turn((1, 2), sample(3, 4)),
+        turn((1, 2, 9, 5), sample(6), rewrite="thinking_stripped"),
+        turn((1, 2, 9, 5, 6, 8), sample(7)),
+        turn((4,), sample(2)),
+    )
+    first, second, third = one(e, (1.0, 2.0, 3.0, 4.0))
+    assert first.advantages.tolist() == [0, 0, 1, 1]
+    assert second.advantages.tolist() == [0, 0, 0, 0, 2, 0, 3]
+    assert third.advantages.tolist() == [0, 4]
+
+
+def test_a_masked_turn_keeps_its_mask_and_the_others_their_numbers() -> None:
+    malformed = replace(turn((1, 3, 4), sample(5, 5)), masked=True)
+    (d,) = one(episode(turn((1,), sample(3)), malformed, turn((1, 3, 4, 5, 5, 6), sample(7))), (1.0, 9.0, 2.0))
+    assert d.mask.tolist() == [False, True, False, False, False, False, True]
+    assert d.advantages.tolist() == [0, 1, 0, 0, 0, 0, 2]
+
+
+def test_as_many_advantages_as_turns_or_one() -> None:
+    e = episode(turn((1,), sample(2)), turn((1, 2, 3), sample(4)))
+    for wrong in ((1.0,), (1.0,) * 3, ()):
+        with pytest.raises(ValueError, match=f"episode 0 of group 0 has 2 turns and {len(wrong)} advantages"):
+            one(e, wrong)
+    assert one(episode(), ()) == []
+    assert one(replace(e, stop_reason=StopReason.ENV_ERROR), (0.0, 0.0)) == []
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.booleans()), min_size=1, max_size=50))
+def test_I6_every_sampled_token_is_trained_once_with_the_advantage_of_its_turn(
+    turns: list[tuple[int, int, bool]],
+) -> None:
+    context: tuple[int, ...] = (0,)
+    played = []
+    for number, (shown, sampled, rewrite) in enumerate(turns):
+        context = (1,) * (shown + 1) if rewrite else context + (1,) * shown
+        played.append(turn(context, sample(*(2,) * sampled, version=number)))
+        context += (2,) * sampled
+    advantages = tuple(10.0 + number for number in range(len(turns)))
+    data = one(episode(*played), advantages)
+    got = [(int(v), float(a)) for d in data for v, a in zip(d.versions[d.mask], d.advantages[d.mask], strict=True)]
+    assert got == [(n, advantages[n]) for n, (_, sampled, _) in enumerate(turns) for _ in range(sampled)]
+
+
+# --- which groups -----------------------------------------------------------------------------------
+
+
+def test_golden_dynamic_sampling_keeps_what_teaches() -> None:
+    read = json.loads((Path(__file__).parent.parent / "golden" / "loss_golden.json").read_text())
+    (case,) = [c for c in read["other_cases"] if c["name"] == "dynamic_sampling/keep_mask"]
+    groups = [
+        TrajectoryGroup((episode(turn((1,), sample(2))),) * len(r), tuple(map(float, r)), ({},) * len(r))
+        for r in case["rewards"]
+    ]
+    assert trainable(groups) == case["expected_keep"]
 
 
 def test_nothing_after_the_last_sampled_token() -> None:

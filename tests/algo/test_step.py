@@ -10,13 +10,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from algo_cases import CHUNK, ROWS, TEMPERATURE, WIDTH, assert_trees_close, constant_of, datum, packed
+from algo_cases import CHUNK, ROWS, STEP_LOSSES, TEMPERATURE, WIDTH, assert_trees_close, constant_of, datum, packed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxrl.algo.aggregate import AGGREGATIONS, denominator, local_weights, token_weights
 from jaxrl.algo.batch import pack
-from jaxrl.algo.loss import LOSSES, TokenInputs, make_loss
+from jaxrl.algo.forms import ppo
+from jaxrl.algo.loss import LossRow, make_loss
 from jaxrl.algo.optimizer import OptimizerConfig, make_transform
 from jaxrl.algo.step import (
     StreamedStep,
@@ -29,11 +30,12 @@ from jaxrl.algo.step import (
     make_train_step,
     state_shardings,
 )
+from jaxrl.algo.tokens import TokenInputs
 from jaxrl.models.config import ModelConfig
 from jaxrl.models.forward import hidden_states, logits
 from jaxrl.models.lora import Adapter, LoraConfig, merge
 from jaxrl.models.sharding import make_mesh
-from jaxrl.types import Datum
+from jaxrl.types import SCORED, Datum
 
 Compiled = Callable[[str], Any]
 OPTIMIZER = OptimizerConfig(1e-2, "linear", warmup_steps=2, total_steps=10, eps=1e-4)
@@ -112,18 +114,19 @@ def test_I3_eval_logprobs_are_those_of_each_datum_alone(
 
 # --- I4 and I5, for every loss and aggregation ---------------------------------------------------
 
-PAIRS = [(name, aggregation) for name in LOSSES for aggregation in AGGREGATIONS]
+PAIRS = [(name, aggregation) for name in STEP_LOSSES for aggregation in AGGREGATIONS]
 
 
 @pytest.mark.parametrize(("name", "aggregation"), PAIRS)
 def test_I4_poison_in_a_batch_changes_nothing(
     name: str, aggregation: str, gradients: Compiled, base: Any, adapter: Adapter, data_D: list[Datum]
 ) -> None:
-    batch = packed(data_D, aggregation)
+    batch = packed(data_D, aggregation, loss=name)
     want = gradients(name)(adapter, base, batch)
+    values = {"logp_sampler": np.nan, "advantage": np.inf, "weight": -np.inf}
+    values |= dict.fromkeys(STEP_LOSSES[name].columns, np.nan)
     poison = {
-        field: np.where(batch.mask, getattr(batch, field), value).astype(np.float32)
-        for field, value in (("logp_sampler", np.nan), ("advantage", np.inf), ("weight", -np.inf))
+        field: np.where(batch.mask, getattr(batch, field), value).astype(np.float32) for field, value in values.items()
     }
     got = gradients(name)(adapter, base, batch.replace(**poison))
     jax.tree.map(np.testing.assert_array_equal, got, want)
@@ -134,21 +137,23 @@ def test_I4_poison_in_a_batch_changes_nothing(
 def test_I5_row_order_does_not_matter(
     name: str, aggregation: str, gradients: Compiled, base: Any, adapter: Adapter, data_D: list[Datum]
 ) -> None:
-    want = gradients(name)(adapter, base, packed(data_D, aggregation))
-    got = gradients(name)(adapter, base, packed(data_D[::-1], aggregation))
+    want = gradients(name)(adapter, base, packed(data_D, aggregation, loss=name))
+    got = gradients(name)(adapter, base, packed(data_D[::-1], aggregation, loss=name))
     assert_trees_close(got, want)
 
 
 SHAPES = {"micro_batches_of_one_wider_row": {"width": 64, "rows": 1}, "a_larger_bucket": {"micro_batches": 4}}
 
 
+@pytest.mark.parametrize("name", STEP_LOSSES)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_I5_padding_packing_and_micro_batches_do_not_matter(
-    shape: str, gradients: Compiled, base: Any, adapter: Adapter, data_D: list[Datum]
+    shape: str, name: str, gradients: Compiled, base: Any, adapter: Adapter, data_D: list[Datum]
 ) -> None:
+    """Nor for losses that pool episodes or the batch, whose tokens then lie in several micro-batches."""
     for aggregation in AGGREGATIONS:
-        want = gradients("ppo")(adapter, base, packed(data_D, aggregation))
-        got = gradients("ppo")(adapter, base, packed(data_D, aggregation, **SHAPES[shape]))
+        want = gradients(name)(adapter, base, packed(data_D, aggregation, loss=name))
+        got = gradients(name)(adapter, base, packed(data_D, aggregation, loss=name, **SHAPES[shape]))
         assert_trees_close(got, want)
 
 
@@ -161,39 +166,34 @@ def test_I5_an_episode_that_splits_gives_the_same_gradient(
     head = np.arange(len(whole.tokens)) < 6
     halves = [replace(whole, mask=whole.mask & side) for side in (head, ~head)]
     assert all(half.mask.any() for half in halves)
-    want = gradients(name)(adapter, base, packed([whole, *data_D[4:]], aggregation))
-    got = gradients(name)(adapter, base, packed([*halves, *data_D[4:]], aggregation))
+    want = gradients(name)(adapter, base, packed([whole, *data_D[4:]], aggregation, loss=name))
+    got = gradients(name)(adapter, base, packed([*halves, *data_D[4:]], aggregation, loss=name))
     assert_trees_close(got, want)
 
 
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("name", STEP_LOSSES)
 def test_I4_tokens_after_the_last_trained_one_do_not_matter(
     name: str, gradients: Compiled, base: Any, adapter: Adapter, data_D: list[Datum]
 ) -> None:
     d = data_D[4]
     last = int(np.flatnonzero(d.mask)[-1])
     tail = datum(np.random.default_rng(1), 6)
-    longer = Datum(
-        np.concatenate([d.tokens[: last + 1], tail.tokens]),
-        np.concatenate([d.mask[: last + 1], np.zeros(6, bool)]),
-        *(
-            np.concatenate([getattr(d, f)[: last + 1], np.zeros(6, getattr(d, f).dtype)])
-            for f in ("logprobs", "advantages", "versions")
-        ),
-        group=d.group,
-        episode=d.episode,
-    )
-    want = gradients(name)(adapter, base, packed([d, data_D[0]]))
-    got = gradients(name)(adapter, base, packed([longer, data_D[0]]))
+    columns = {
+        f: np.concatenate([getattr(d, f)[: last + 1], np.zeros(6, getattr(d, f).dtype)])
+        for f in ("mask", "logprobs", "advantages", "versions", *SCORED)
+    }
+    longer = replace(d, tokens=np.concatenate([d.tokens[: last + 1], tail.tokens]), **columns)
+    want = gradients(name)(adapter, base, packed([d, data_D[0]], loss=name))
+    got = gradients(name)(adapter, base, packed([longer, data_D[0]], loss=name))
     assert_trees_close(got, want)
 
 
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("name", STEP_LOSSES)
 def test_I4_empty_and_all_masked_batches_have_no_gradient(
     name: str, gradients: Compiled, base: Any, adapter: Adapter, data_D: list[Datum]
 ) -> None:
-    masked = packed([replace(d, mask=np.zeros_like(d.mask)) for d in data_D])
-    for batch in (packed([]), masked):
+    masked = packed([replace(d, mask=np.zeros_like(d.mask)) for d in data_D], loss=name)
+    for batch in (packed([], loss=name), masked):
         grads, metrics = gradients(name)(adapter, base, batch)
         assert all((np.asarray(x) == 0).all() for x in jax.tree.leaves((grads, metrics)))
 
@@ -247,9 +247,10 @@ def test_I11_one_compilation_a_shape(
     def counted(inputs: TokenInputs) -> Any:
         nonlocal traces
         traces += 1
-        return make_loss("ppo")(inputs)
+        return ppo(inputs)
 
-    step = make_train_step(model, lora, counted, OPTIMIZER, temperature=TEMPERATURE, head_chunk=CHUNK)
+    loss = make_loss(LossRow(counted))
+    step = make_train_step(model, lora, loss, OPTIMIZER, temperature=TEMPERATURE, head_chunk=CHUNK)
     state = init_state(OPTIMIZER, adapter)
     for data in (data_D, data_D[:3], data_D[::-1], []):
         state, _ = step(state, base, packed(data))
@@ -310,7 +311,7 @@ def copied(state: TrainState) -> TrainState:
 
 def in_parts(step: StreamedStep, state: TrainState, base: Any, parts: Parts, aggregation: str, rows: int = ROWS) -> Any:
     """(state, metrics) of one step to which the parts were added in this order. Takes the state over."""
-    sums, total = step.start(state.params), 0
+    sums, total = step.start(state), 0
     for part in parts:
         weights, count = local_weights(part, aggregation, constant=constant_of(aggregation))
         batch = pack(part, weights, width=WIDTH, rows=rows, micro_batches=MICRO_BATCHES)
@@ -412,7 +413,7 @@ def test_sums_are_donated_and_the_parameters_are_not(
     streamed: Compiled, start: Any, base: Any, data_D: list[Datum]
 ) -> None:
     step, batch = streamed("ppo"), packed(data_D, micro_batches=MICRO_BATCHES)
-    old = step.start(start.params)
+    old = step.start(start)
     new = step.add(old, start.params, base, batch)
     assert all(x.is_deleted() for x in jax.tree.leaves(old))
     assert not any(x.is_deleted() for x in jax.tree.leaves((start, base, new)))

@@ -5,11 +5,13 @@ import numpy as np
 import pytest
 from conftest_runtime import LORA, MODEL, SmallPolicy
 
+from jaxrl.algo.loss import make_loss
+from jaxrl.algo.objective import Objective
 from jaxrl.algo.optimizer import OptimizerConfig
 from jaxrl.algo.step import base_shardings
 from jaxrl.models.sharding import make_mesh
 from jaxrl.runtime.engine import open_engine
-from jaxrl.runtime.learner import Learner, Objective, Packing
+from jaxrl.runtime.learner import Learner, Packing
 from jaxrl.runtime.schedule import EngineConfig
 from jaxrl.types import Datum, Sample
 
@@ -29,7 +31,7 @@ def learner(policy: SmallPolicy, mesh: jax.sharding.Mesh | None) -> Learner:
         MODEL,
         base,
         lora=LORA,
-        objective=Objective("importance_sampling", "token_mean"),
+        objective=Objective(make_loss("importance_sampling"), "token_mean"),
         optimizer=OptimizerConfig(learning_rate=1e-2),
         packing=Packing((64,), rows=4),
         mesh=mesh,

@@ -17,11 +17,13 @@ import pytest
 import trio
 from conftest_runtime import LORA, MODEL, SmallPolicy, random_adapter
 
+from jaxrl.algo.loss import make_loss
+from jaxrl.algo.objective import Objective
 from jaxrl.algo.optimizer import OptimizerConfig
 from jaxrl.models import forward
 from jaxrl.models.lora import at_layer
 from jaxrl.runtime.engine import Engine, open_engine
-from jaxrl.runtime.learner import Learner, Objective, Packing
+from jaxrl.runtime.learner import Learner, Packing
 from jaxrl.runtime.schedule import EngineConfig
 from jaxrl.runtime.session import Session
 from jaxrl.runtime.weights import FROZEN, Policy, Weights, snapshot
@@ -372,7 +374,7 @@ def make_learner(policy: SmallPolicy) -> Learner:
         MODEL,
         policy.weights.params,
         lora=LORA,
-        objective=Objective("importance_sampling", "token_mean"),
+        objective=Objective(make_loss("importance_sampling"), "token_mean"),
         optimizer=OptimizerConfig(learning_rate=3e-2),
         packing=Packing((64,), rows=4),
     )

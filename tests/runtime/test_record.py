@@ -8,8 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxrl.runtime.record import contexts, episode_records, read_records, rollout_file, token_pieces, write_records
-from jaxrl.types import Sample, StopReason, Trajectory, TrajectoryGroup, Transition
+from jaxrl.algo.advantage import compute_advantages
+from jaxrl.algo.data import assemble_training_data, trainable
+from jaxrl.runtime.record import (
+    contexts,
+    episode_records,
+    groups_from_records,
+    read_records,
+    rollout_file,
+    token_pieces,
+    write_records,
+)
+from jaxrl.types import Conclusion, Sample, StopReason, Trajectory, TrajectoryGroup, Transition
 
 
 def decode(tokens):
@@ -69,6 +79,59 @@ def test_a_record_holds_new_tokens_only_and_says_what_happened():
     assert (two["turns"][1]["kept"], two["turns"][1]["observation_text"]) == (2, " other")
     assert (two["error"], two["reward"], two["turns"][1]["logprobs"]) == ("OSError: gone", None, [None])
     assert three["turns"] == []
+
+
+def training_batch():
+    """Groups with everything a datum depends on: rewrites, masked turns, faults, graded timeouts, a refused group."""
+    first, second = encode("ask"), encode("go")
+    again = first + second + encode("more")
+    masked = Trajectory(
+        (turn(first, second, masked=True), turn(again, encode("end"), reward=1.0, done=True, logprob=-1 / 3)),
+        StopReason.TERMINATED,
+    )
+    rewritten = Trajectory(
+        (turn(first, second), turn(encode("as other"), encode("x"), rewrite="compaction")), StopReason.MAX_TURNS
+    )
+    broken = Trajectory((turn(first, second),), StopReason.ENV_ERROR, error="OSError: gone")
+    graded = Trajectory((turn(first, second),), StopReason.TIMEOUT, conclusion=Conclusion(0.25))
+    late = Trajectory((turn(first, second),), StopReason.TIMEOUT)
+    return [
+        TrajectoryGroup((masked, rewritten, broken, graded, late), (1.0, 0.1, 7.0, 0.25, 9.0), ({},) * 5, ("easy",)),
+        TrajectoryGroup((masked, rewritten), (1.0, 0.0), ({}, {}), viable=False),
+        TrajectoryGroup((masked, masked), (1.0, 1.0), ({}, {})),
+    ]
+
+
+def datums(groups):
+    useful = [g for g, teaches in zip(groups, trainable(groups), strict=True) if teaches]
+    return assemble_training_data(useful, compute_advantages(useful, "mean_std"))
+
+
+def test_I1_groups_from_records_give_the_datums_of_the_groups_that_were_recorded(tmp_path):
+    groups = training_batch()
+    write_records(tmp_path / "step.jsonl", episode_records(groups, decode, step=3))
+    found = groups_from_records(reversed(read_records(tmp_path / "step.jsonl")))
+    assert [g.rewards_G for g in found] == [g.rewards_G for g in groups]
+    assert [g.tags for g in found] == [g.tags for g in groups]
+    assert trainable(found) == trainable(groups) == [True, False, False]
+    ours, theirs = datums(found), datums(groups)
+    assert len(ours) == len(theirs) == 4
+    for a, b in zip(ours, theirs, strict=True):
+        assert (a.group, a.episode) == (b.group, b.episode)
+        for column in ("tokens", "mask", "logprobs", "advantages", "versions"):
+            np.testing.assert_array_equal(getattr(a, column), getattr(b, column))
+
+
+def test_records_that_lack_a_member_are_refused():
+    records = episode_records(training_batch(), decode, step=3)
+    with pytest.raises(ValueError, match=r"group 0 of step 3 has records of members \[1, 2, 3, 4\]"):
+        groups_from_records(records[1:])
+
+
+def test_what_was_not_finite_comes_back_as_nan():
+    (found,) = groups_from_records(episode_records([group()], decode, step=0))
+    assert math.isnan(found.rewards_G[1])
+    assert math.isnan(found.trajectories_G[1].transitions[1].action.logprobs[0])
 
 
 @given(st.floats(width=32, allow_nan=False, allow_infinity=False))

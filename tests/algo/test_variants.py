@@ -1,0 +1,172 @@
+"""Rows and overrides: every row works, every part can be named, and what has no effect is refused."""
+
+import itertools
+from dataclasses import replace
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from algo_cases import constant_of, ragged
+
+from jaxrl.algo.advantage import ADVANTAGES
+from jaxrl.algo.aggregate import AGGREGATIONS
+from jaxrl.algo.correction import CORRECTIONS
+from jaxrl.algo.entropy import ENTROPY_BONUSES
+from jaxrl.algo.forms import FormResult
+from jaxrl.algo.kl import KL_LOSSES, KL_PENALTIES
+from jaxrl.algo.knobs import knobs_of
+from jaxrl.algo.loss import LOSSES, LossRow
+from jaxrl.algo.tokens import TokenInputs
+from jaxrl.algo.variants import VARIANTS, Variant, own_variant, resolve, variant
+
+REWARDS = {"gdpo": {"rewards": "correct:1"}}  # which metrics are rewards has no default
+
+
+def constant(aggregation: str) -> dict[str, float]:
+    value = constant_of(aggregation)
+    return {} if value is None else {"aggregation_constant": value}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_row_resolves_to_what_it_says(name: str) -> None:
+    row = VARIANTS[name]
+    algorithm = resolve(row, constant(row.aggregation))
+    assert algorithm.advantage == row.advantage
+    assert algorithm.objective.aggregation == row.aggregation
+    assert algorithm.objective.loss.row is LOSSES[row.loss]
+    for knob, value in row.loss_fn_config.items():
+        bound = {**algorithm.advantage_knobs, **algorithm.objective.loss.knobs}
+        places = [bound.get(knob), *(getattr(part, "keywords", {}).get(knob) for part in _partials(algorithm))]
+        assert value in places, knob
+
+
+def _partials(algorithm) -> list:
+    correct = algorithm.objective.correct
+    return [algorithm.objective.loss.kl, algorithm.penalize, algorithm.penalties, *(correct.args[0] if correct else ())]
+
+
+PARTS = {
+    "advantage": [*ADVANTAGES],
+    "loss": [*LOSSES],
+    "aggregation": [*AGGREGATIONS],
+    "kl": [*KL_LOSSES, *KL_PENALTIES, "reward", "none"],
+    "correction": [*CORRECTIONS, "geometric_mask+token_truncate", "none"],
+    "entropy": [*ENTROPY_BONUSES, "none"],
+    "anchor": ["sampler", "old"],
+}
+
+
+@pytest.mark.parametrize(("part", "name"), [(p, n) for p, names in PARTS.items() for n in names])
+def test_every_part_can_be_named_on_some_row(part: str, name: str) -> None:
+    """A part that no row could take would be a name that is accepted nowhere."""
+    taken = []
+    for row in ("ppo", "reinforce"):
+        try:
+            taken.append(resolve(VARIANTS[row], {part: name, **constant(name), **REWARDS.get(name, {})}))
+        except ValueError:
+            continue
+    assert taken
+
+
+def test_two_parts_that_are_used_together_share_no_knob() -> None:
+    """Else a value would silently go to both. Factors are parts of one correction, and may."""
+    kinds = {
+        "advantage": [row.function for row in ADVANTAGES.values()],
+        "loss": [f for row in LOSSES.values() for f in row.functions],
+        "kl": [resolve(VARIANTS["ppo"], {"kl": kl}).objective.loss.kl.func for kl in KL_LOSSES],
+        "entropy": [*ENTROPY_BONUSES.values()],
+        "correction": [*CORRECTIONS.values()],
+    }
+    names = {kind: {knob for function in functions for knob in knobs_of(function)} for kind, functions in kinds.items()}
+    for a, b in itertools.combinations(names, 2):
+        assert not names[a] & names[b], (a, b)
+
+
+@pytest.mark.parametrize(
+    ("row", "config", "message"),
+    [
+        ("ppo", {"clip_lo": 0.8}, "loss_fn_config.clip_lo does not exist; the nearest names are clip_low_threshold"),
+        (
+            "reinforce",
+            {"clip_low_threshold": 0.8},
+            "none of advantage 'mean', loss 'reinforce' reads it; it belongs to",
+        ),
+        ("ppo", {"clip_low_threshold": 0.2, "clip_high_threshold": 0.2}, "write 0.8 and 1.2 for what other code bases"),
+        ("ppo", {"clip_low_threshold": "low"}, "clip_low_threshold='low': expected a number from 0 to 1"),
+        ("ppo", {"clip_high_threshold": float("nan")}, "clip_high_threshold=nan: expected a number from 1 to inf"),
+        (
+            "dppo",
+            {"divergence": "js", "aggregation": "token_mean"},
+            "divergence='js' of loss 'dppo': expected one of tv",
+        ),
+        ("grpo", {"ddof": 2}, "ddof=2 of advantage method 'mean_std': expected 0 .population. or 1"),
+        ("grpo", {"kl_coef": 0.1}, "kl_coef has no effect.*it belongs to kl 'k1'"),
+        ("grpo", {"kl": "k4"}, "kl='k4' does not exist; did you mean k1"),
+        ("grpo", {"advantage": "means"}, "advantage='means' does not exist; did you mean mean"),
+        ("grpo", {"aggregation": "token_men"}, "aggregation='token_men' does not exist; did you mean token_mean"),
+        ("grpo", {"loss": "pppo"}, "loss 'pppo' does not exist; did you mean ppo"),
+        ("grpo", {"correction": "token_clip"}, "correction='token_clip' does not exist; did you mean token_mask"),
+        ("grpo", {"entropy": "fix"}, "entropy='fix' does not exist; did you mean fixed"),
+        ("grpo", {"anchor": "new"}, "anchor='new': expected sampler"),
+        ("grpo", {"aggregation_constant": 5}, "uses no constant, so constant=5.0 would have no effect"),
+        ("dr_grpo", {}, "divides by a constant length"),
+        ("dr_grpo", {"aggregation_constant": "long"}, "aggregation_constant='long': expected a number"),
+        ("grpo", {"observation_coef": -1}, "observation_coef=-1: expected a number from 0"),
+        ("reinforce", {"anchor": "old"}, "anchor=old has no effect: loss 'reinforce' has no ratio to an anchor"),
+        ("importance_sampling", {"correction": "token_mask"}, "would count twice: the ratio of loss 'importance_sampl"),
+        ("ppo", {"correction": "token_mask", "anchor": "sampler"}, "with anchor=sampler would count twice"),
+        ("reverse_kl", {"kl": "k3"}, "would count the reference twice"),
+        ("ppo", {"loss": "cross_entropy", "kl": "advantage"}, "does not learn from them"),
+        ("ppo", {"advantage": "moving_baseline", "kl": "reward"}, "the baseline moves with the rewards that the envs"),
+    ],
+)
+def test_I12_what_makes_no_sense_is_refused_with_the_reason(row: str, config: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        resolve(variant(row), config)
+
+
+def test_I12_unknown_rows() -> None:
+    with pytest.raises(ValueError, match=r"loss_fn='grop' is unknown; did you mean grpo.*package.module:function"):
+        variant("grop")
+
+
+def test_an_override_of_a_part_takes_the_knobs_of_the_old_one_with_it() -> None:
+    """The row's own knobs are defaults of its parts, and go with them; a user's never do."""
+    algorithm = resolve(variant("grpo_kl"), {"kl": "none"})
+    assert not algorithm.reads_reference
+    assert resolve(variant("luspo"), {"loss": "reinforce"}).objective.loss.knobs == {}
+    with pytest.raises(ValueError, match="kl_coef has no effect"):
+        resolve(variant("grpo_kl"), {"kl": "none", "kl_coef": 0.1})
+
+
+def test_a_correction_anchors_the_ratio_to_the_old_policy() -> None:
+    objective = resolve(variant("grpo"), {"correction": "token_truncate"}).objective
+    assert objective.loss.columns == ("logp_old", "correction")
+    assert objective.reads_old
+    assert resolve(variant("reinforce"), {"correction": "token_truncate"}).objective.loss.columns == ("correction",)
+
+
+def squared(t: TokenInputs, *, strength: float = 2.0) -> FormResult:
+    return strength * t.advantage * t.log_ratio**2, jnp.zeros_like(t.mask)
+
+
+def test_a_form_of_ones_own_is_a_row() -> None:
+    row = own_variant("mine:squared", squared)
+    objective = resolve(row, {"strength": 3.0, "aggregation": "token_sum", "kl": "k2"}).objective
+    x, q, mask = jnp.array([-1.0, -2.0]), jnp.array([-1.5, -1.0]), jnp.array([True, False])
+    out = objective.loss(TokenInputs(x, q, jnp.ones(2), mask, logp_ref=x))
+    np.testing.assert_allclose(out.loss, [3.0 * 0.25, 0.0])
+    with pytest.raises(ValueError, match="loss 'squared': strength=-1: expected a number from 0"):
+        resolve(row, {"strength": -1})
+    assert own_variant("mine:row", LossRow(squared)).loss == LossRow(squared)
+    whole = Variant("mean_std", "ppo", "token_mean", "mine")
+    assert own_variant("mine:whole", whole) is whole
+    with pytest.raises(ValueError, match="expected a Variant, a LossRow or a function of tokens"):
+        own_variant("mine:three", 3)
+
+
+def test_corrections_want_old_log_probs() -> None:
+    correct = resolve(variant("tis"), {}).objective.correct
+    assert correct is not None
+    with pytest.raises(ValueError, match="group 0, episode 0 has no old log-probs: score the batch"):
+        correct([replace(d, logprobs_old=None) for d in ragged()])
