@@ -29,6 +29,7 @@ from jax.sharding import Mesh
 from rich.console import Console
 
 from jaxrl.algo.advantage import reads_batch
+from jaxrl.algo.learning_rate import suggested_learning_rate
 from jaxrl.algo.objective import Objective
 from jaxrl.algo.optimizer import OptimizerConfig
 from jaxrl.algo.shaping import Shaping
@@ -112,7 +113,7 @@ class Config:
         default="ask", doc="when log_path holds a run already"
     )
     max_steps: int | None = chz.field(default=None, doc="optimizer steps; None is one pass over the training data")
-    learning_rate: float = chz.field(doc="peak learning rate of Adam")
+    learning_rate: float | None = chz.field(default=None, doc="peak learning rate of Adam; None suits the model's size")
     optimizer: OptimizerConfig = chz.field(default_factory=OptimizerConfig, doc="schedule, clipping, decay")
     lora: LoraConfig | None = chz.field(default_factory=LoraConfig, doc="the adapter; None trains all weights")
     warm_start: WarmStart | None = chz.field(default=None, doc="supervised steps on all weights before the RL")
@@ -344,7 +345,7 @@ def _checked(config: Config, executor: Executor | None) -> _Plan:
     steps = _steps(config, train)
     _check_used(config, train, test)
     _check_gap(config, steps)
-    optimizer = _optimizer(config, steps)
+    optimizer = _optimizer(config, model, steps)
     check_policy(config.model_name)
     return _Plan(
         model=model,
@@ -559,14 +560,15 @@ def _teaching(config: Config, algorithm: Algorithm) -> Teaching:
     )
 
 
-def _optimizer(config: Config, steps: int) -> OptimizerConfig:
+def _optimizer(config: Config, model: ModelConfig, steps: int) -> OptimizerConfig:
     """The optimizer with the run's learning rate, and the run's length for a schedule that decays."""
-    if config.optimizer.learning_rate not in (OptimizerConfig().learning_rate, config.learning_rate):
+    rate = config.learning_rate
+    if config.optimizer.learning_rate not in (OptimizerConfig().learning_rate, rate):
         raise ValueError(
-            f"optimizer.learning_rate={config.optimizer.learning_rate} has no effect: set learning_rate, which is "
-            f"{config.learning_rate}"
+            f"optimizer.learning_rate={config.optimizer.learning_rate} has no effect: set learning_rate (now {rate})"
         )
-    chosen = dataclasses.replace(config.optimizer, learning_rate=config.learning_rate)
+    rate = suggested_learning_rate(model, lora=config.lora is not None) if rate is None else rate
+    chosen = dataclasses.replace(config.optimizer, learning_rate=rate)
     if chosen.schedule != "constant" and chosen.total_steps is None:
         chosen = dataclasses.replace(chosen, total_steps=steps * config.num_substeps)
     return chosen
@@ -771,10 +773,10 @@ def _say_how_it_went(run_dir: RunDir, console: Console) -> None:
     """Held-out success before and after, and where everything lies."""
     steps = read_metrics(run_dir.metrics)
     evaluated = [m for m in steps if held_out(m)]
-    if evaluated:
-        first, last = evaluated[0], evaluated[-1]
-        # An env's own metric is missing where no episode reached its end; the reward never is.
-        name = held_out({name: 0.0 for name in first if name in last}) or ""
+    first, last = (evaluated[0], evaluated[-1]) if evaluated else ({}, {})
+    # An env's own metric is missing where no episode reached its end; the reward never is.
+    name = held_out({name: 0.0 for name in first if name in last})
+    if name:
         console.print(
             f"held-out {name.removeprefix('test/')}: {first[name]:.3f} before training, {last[name]:.3f} after "
             f"{len(steps)} steps (the same tasks, sampled the same way)",

@@ -32,7 +32,7 @@ class GuessNumber(RLDatasetBuilder):
     turns: int = 7
     batch_size: int = 16
     group_size: int = 8
-    steps: int = 110
+    steps: int = 150
     test_games: int = 128
     seed: int = 0
 
@@ -67,7 +67,7 @@ class PoorPlayer(Demonstrator):
 DEFAULTS = {
     "dataset_builder": GuessNumber(),
     "model_name": "tiny",
-    "warm_start": WarmStart(PoorPlayer(), steps=130, batch_size=16, learning_rate=1e-3),
+    "warm_start": WarmStart(PoorPlayer(), steps=118, batch_size=16, learning_rate=1e-3),
     "log_path": "runs/guess_number",
     "learning_rate": 1e-3,
     "lora": LoraConfig(rank=16, alpha=16.0),
@@ -77,15 +77,15 @@ DEFAULTS = {
     "eval_every": 20,
     "engine": EngineConfig(
         slots=128,
-        context=160,
+        context=129,
         prompts=0,  # twenty tokens are not worth programs of their own
         prompt_context=1,
         decode_steps=8,
         extend_lengths=(16, 32),
         row_buckets=(128,),
-        position_buckets=(160,),
+        position_buckets=(129,),
     ),
-    "packing": Packing(widths=(128, 160), rows=16),
+    "packing": Packing(widths=(128,), rows=16),
     "remat": False,
 }
 

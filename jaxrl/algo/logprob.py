@@ -63,8 +63,14 @@ def action_logprobs(
 def _scores(
     head: Params, h: jax.Array, target: jax.Array, config: ModelConfig, temperature: float
 ) -> tuple[jax.Array, jax.Array]:
-    """Log-prob of the target and entropy, of one chunk. Reductions over V only, so V may be sharded."""
-    z = logits(head, h, config) / temperature
+    """Log-prob of the target and entropy, of one chunk."""
+    return token_scores(logits(head, h, config) / temperature, target)
+
+
+def token_scores(
+    z: Float[Array, "*tokens V"], target: Int[Array, "*tokens"]
+) -> tuple[Float[Array, "*tokens"], Float[Array, "*tokens"]]:
+    """(log softmax(z) at the target, entropy of softmax(z)), in nats. Reductions over V only, so V may be sharded."""
     top = lax.stop_gradient(z.max(axis=-1, keepdims=True))
     weights = jnp.exp(z - top)
     total = weights.sum(axis=-1)

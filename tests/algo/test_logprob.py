@@ -1,7 +1,9 @@
 """The chunked head: equal to the dense one in value and gradient, and never of its size."""
 
 import functools
+import json
 import re
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -12,7 +14,7 @@ from algo_cases import TEMPERATURE, VOCAB
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxrl.algo.logprob import action_logprobs
+from jaxrl.algo.logprob import action_logprobs, token_scores
 from jaxrl.models import spec
 from jaxrl.models.config import ModelConfig, tiny
 from jaxrl.models.forward import logits
@@ -118,3 +120,28 @@ def test_structure_no_logits_of_all_positions_and_no_gradient_of_a_frozen_head(f
     head_bytes = 4 * 64 * v
     allowed = 8 * 2 * chunk * v * 4 + (0 if frozen else 4 * head_bytes)
     assert compiled.memory_analysis().temp_size_in_bytes < allowed < 2 * t * v * 4
+
+
+GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "loss_golden.json").read_text())
+CASES = {case["name"]: case for case in GOLDEN["other_cases"]}
+
+
+def test_golden_entropy_bonus() -> None:
+    """Its value and its gradient with respect to the logits, which differentiates the whole distribution."""
+    case = CASES["entropy_bonus/token_mean"]
+    with jax.enable_x64(True):
+        z, target = jnp.array(case["logits"], jnp.float64), jnp.zeros(2, jnp.int32)
+        bonus = lambda z: -case["params"]["coef"] * token_scores(z, target)[1].mean()  # noqa: E731
+        value, grad = jax.value_and_grad(bonus)(z)
+        np.testing.assert_allclose(token_scores(z, target)[1], case["expected_entropy"], atol=1e-9)
+        np.testing.assert_allclose(value, case["expected_loss"], atol=1e-9)
+        np.testing.assert_allclose(grad, case["expected_grad_logits"], atol=1e-9)
+
+
+def test_golden_log_probs_at_a_temperature() -> None:
+    case = CASES["temperature_and_top_p"]
+    z = jnp.array(case["logits"])
+    at = {t: np.array([token_scores(z / t, jnp.array(i))[0] for i in range(3)]) for t in (1.0, 0.7)}
+    np.testing.assert_allclose(at[1.0], case["expected_logprobs"]["T=1"], atol=1e-6)
+    np.testing.assert_allclose(at[0.7], case["expected_logprobs"]["T=0.7"], atol=1e-6)
+    np.testing.assert_allclose(np.exp(at[1.0] - at[0.7]), case["expected_ratio_T1_over_T07"], atol=1e-6)
