@@ -15,9 +15,10 @@ from jaxrl.algo.loss import make_loss
 from jaxrl.algo.objective import Objective
 from jaxrl.algo.optimizer import OptimizerConfig
 from jaxrl.algo.step import TrainState
+from jaxrl.algo.variants import VARIANTS, resolve
 from jaxrl.models.lora import LoraConfig
 from jaxrl.runtime.checkpoint import Checkpointer
-from jaxrl.runtime.learner import Learner, Packing, trained_tokens
+from jaxrl.runtime.learner import Learner, Packing, Reference, trained_tokens
 from jaxrl.types import Datum
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
@@ -320,3 +321,113 @@ def test_I12_an_objective_is_checked_when_it_is_written_down(arguments: tuple, m
 def test_I12_shapes_of_nothing_are_refused(arguments: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Packing(**arguments)
+
+
+# --- several steps a batch, and other policies than the one that is trained ----------------------
+
+
+def one_group_at_a_time(learner: Learner, data_D: list[Datum]) -> list[dict[str, float]]:
+    return [learner.update([d for d in data_D if d.group == g]) for g in dict.fromkeys(d.group for d in data_D)]
+
+
+def test_I5_substeps_are_steps_on_whole_groups_each_with_its_own_weights() -> None:
+    data_D = datums(6)  # three groups
+    together, alone = make(num_substeps=3), make()
+    metrics, parts = together.update(data_D), one_group_at_a_time(alone, data_D)
+    assert same(together.state, alone.state)
+    assert together.step == 3
+    assert metrics["optim/tokens"] == sum(p["optim/tokens"] for p in parts) == trained_tokens(data_D)
+    assert metrics["data/datums"] == 6.0
+    expected = np.average([p["optim/entropy"] for p in parts], weights=[p["optim/tokens"] for p in parts])
+    assert metrics["optim/entropy"] == pytest.approx(expected)
+
+
+def test_substeps_are_no_more_than_the_groups_there_are() -> None:
+    learner = make(num_substeps=5)
+    learner.update(datums(4))
+    assert learner.step == 2
+    assert learner.update([]) == {"data/datums": 0.0}
+    assert learner.step == 2
+
+
+OLD = Objective(make_loss("ppo", anchor_old=True), "token_mean")
+
+
+def test_the_old_policy_is_the_one_before_the_first_substep() -> None:
+    """The first substep is on-policy whatever the sampler was; the second has moved away from the anchor."""
+    data_D = datums(4)
+    far = make(objective=OLD, num_substeps=1)
+    assert far.update(data_D)["optim/clip_fraction"] == 0.0  # the sampler is off by far more than the clip range
+    assert make().update(data_D)["optim/clip_fraction"] > 0.0
+    moved = make(objective=OLD, num_substeps=2, optimizer=OptimizerConfig(0.5))
+    assert moved.update(data_D)["optim/clip_fraction"] > 0.0
+
+
+def test_I5_old_log_probs_are_the_same_in_parts_and_in_one() -> None:
+    data_D = datums(4)
+    whole, parts = make(objective=OLD), make(objective=OLD)
+    whole.update(data_D)
+    for g in (0, 1):
+        parts.accumulate([d for d in data_D if d.group == g])
+    parts.finish()
+    for a, b in zip(arrays(whole.state.params), arrays(parts.state.params), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+@pytest.mark.parametrize("lora", [LORA, None])
+def test_the_reference_is_the_model_before_training(lora: LoraConfig | None) -> None:
+    learner, data_D = make(lora), datums(5)
+    before = learner.score_reference(data_D)
+    for d in before:
+        assert d.logprobs_ref is not None
+        assert (d.logprobs_ref[d.mask] < 0).all()
+        assert (d.logprobs_ref[~d.mask] == 0).all()
+    learner.update(data_D)
+    for a, b in zip(learner.score_reference(data_D), before, strict=True):
+        np.testing.assert_array_equal(a.logprobs_ref, b.logprobs_ref)
+    assert learner.score_reference([]) == []
+
+
+def test_each_group_is_scored_under_its_own_teacher() -> None:
+    other = jax.tree.map(lambda x: x * 1.5, talker().params)
+    learner = make(references={"math": Reference(TALKER, other)})
+    data_D = datums(6)
+    own = learner.score_reference(data_D)
+    mixed = learner.score_reference(data_D, {1: "math"})
+    for a, b in zip(mixed, own, strict=True):
+        assert np.array_equal(a.logprobs_ref, b.logprobs_ref) == (a.group != 1)
+    replaced = make(references={"": Reference(TALKER, other)}).score_reference(data_D)
+    for a, b in zip(replaced, mixed, strict=True):
+        assert np.array_equal(a.logprobs_ref, b.logprobs_ref) == (a.group == 1)
+
+
+def test_a_kl_term_pulls_the_policy_towards_the_reference() -> None:
+    """Advantages of 0 and a policy that has moved: only the term is left, and it moves back."""
+    objective = resolve(VARIANTS["ppo"], {"kl": "k2", "kl_coef": 1.0, "aggregation": "token_mean"}).objective
+    learner, data_D = make(objective=objective, optimizer=OptimizerConfig(0.05)), datums(6)
+    learner.update(learner.score_reference(data_D))  # away
+    silent = [replace(d, advantages=0 * d.advantages) for d in learner.score_reference(data_D)]
+    distances = [abs(learner.update(silent)["optim/kl_ref"]) for _ in range(8)]
+    assert distances[-1] < distances[0] / 2
+
+
+def test_what_the_environment_said_can_be_learned_beside_the_policy() -> None:
+    """Cross-entropy on answers, with its own denominator; prompts and the policy's own tokens have no part in it."""
+    objective = resolve(VARIANTS["ppo"], {"observation_coef": 0.5, "aggregation": "token_mean"}).objective
+    talking = [replace(d, mask=d.mask & (np.arange(len(d.mask)) % 2 == 0)) for d in datums(6)]
+    silent = [replace(d, advantages=0 * d.advantages) for d in talking]
+    learner = make(objective=objective, optimizer=OptimizerConfig(0.05))
+    losses = [learner.update(silent)["optim/observation_loss"] for _ in range(6)]
+    assert losses[-1] < losses[0] - 0.1
+    prompts = [replace(d, mask=np.arange(len(d.mask)) == len(d.mask) - 1) for d in silent]
+    assert learner.update(prompts)["optim/observation_loss"] == 0.0
+
+
+def test_I11_scoring_is_one_more_program_a_shape() -> None:
+    learner = make(objective=OLD)
+    learner.update(datums(4))
+    assert learner.compilations == 2
+    learner.update(datums(3))
+    assert learner.compilations == 2
+    learner.score_reference(datums(4))
+    assert learner.compilations == 3
