@@ -19,6 +19,7 @@ import pytest
 from jaxrl.algo.aggregate import token_weights
 from jaxrl.algo.tokens import TokenInputs
 from jaxrl.algo.variants import Algorithm, resolve, variant
+from jaxrl.train import parse
 from jaxrl.types import Datum
 
 GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "loss_golden.json").read_text())
@@ -159,7 +160,7 @@ def test_golden(name: str, dtype: str) -> None:
 
 
 def value_and_grad(case: dict[str, Any], written: Written, dtype: str) -> tuple[Any, Any]:
-    algorithm = resolve(variant(written.row), written.config)
+    algorithm = as_typed(written)
     data_D = datums(case, written)
     objective = algorithm.objective
     if objective.correct is not None:
@@ -178,6 +179,14 @@ def value_and_grad(case: dict[str, Any], written: Written, dtype: str) -> tuple[
 
     value, grad = jax.jit(jax.value_and_grad(total))(inputs.logp_new)
     return np.asarray(value), np.asarray(grad)
+
+
+def as_typed(written: Written) -> Algorithm:
+    """What a recipe makes of the words on its command line."""
+    words = [f"loss_fn={written.row}", *(f"loss_fn_config.{key}={value}" for key, value in written.config.items())]
+    config = parse(words, model_name="tiny", log_path="run", max_tokens=1)
+    assert config.loss_fn_config == written.config
+    return resolve(variant(config.loss_fn), config.loss_fn_config)
 
 
 def datums(case: dict[str, Any], written: Written) -> list[Datum]:
