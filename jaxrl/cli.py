@@ -10,6 +10,7 @@ import pkgutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from chz.blueprint._entrypoint import EntrypointException
 def _late(where: str) -> Callable[..., Any]:
     """The function `module:name`; its module is imported when it is called."""
     module, _, name = where.partition(":")
-    return lambda *args, **options: getattr(importlib.import_module(module), name)(*args, **options)
+    return lambda *args, **options: attrgetter(name)(importlib.import_module(module))(*args, **options)
 
 
 config_renderer = _late("jaxrl.train:config_renderer")
@@ -33,6 +34,9 @@ read_records = _late("jaxrl.runtime.record:read_records")
 rollout_file = _late("jaxrl.runtime.record:rollout_file")
 run_dir_at = _late("jaxrl.runtime.run_dir:RunDir")
 run_interruptible = _late("jaxrl.runtime.signals:run_interruptible")
+explain = _late("jaxrl.algo.variants:explain")
+variant = _late("jaxrl.algo.variants:variant")
+variants = _late("jaxrl.algo.variants:VARIANTS.items")
 write_report = _late("jaxrl.runtime.report:write_report")
 
 
@@ -96,6 +100,32 @@ def play(recipe: str, arguments: Sequence[str]) -> int:
     return 0
 
 
+def algorithms(name: str | None, overrides: Sequence[str]) -> int:
+    """Print the published algorithms, or the parts and knobs of one with overrides as `loss_fn_config` takes them."""
+    screen = console(highlight=False, markup=False, emoji=False)
+    if name is None:
+        for row, v in variants():
+            loss = v.loss if isinstance(v.loss, str) else v.loss.form.__name__
+            extras = [f"kl={v.kl}"] * bool(v.kl) + [f"correction={v.correction}"] * bool(v.correction)
+            parts = " ".join([f"advantage={v.advantage}", f"loss={loss}", f"aggregation={v.aggregation}", *extras])
+            screen.print(f"{row:<20} {parts}  ({v.paper})", soft_wrap=True)
+        return 0
+    pairs = [argument.partition("=") for argument in overrides]
+    for part in explain(variant(name), {key: _value(value) for key, _, value in pairs}):
+        knobs = " ".join(f"{knob}={value}" for knob, value in part.knobs.items())
+        screen.print(f"{part.kind}={part.name}  {knobs}".rstrip(), style="bold", soft_wrap=True)
+        screen.print(f"    {part.says.strip()}\n", soft_wrap=True)
+    return 0
+
+
+def _value(text: str) -> float | str:
+    """A number where the text is one."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
 def _recipe_defaults(recipe: str) -> Mapping[str, Any]:
     """The DEFAULTS of a recipe's module, found as `python -m` would find it."""
     if str(Path.cwd()) not in sys.path:
@@ -157,6 +187,10 @@ def _parser() -> argparse.ArgumentParser:
         "arguments", nargs="*", metavar="key=value", help="split=test|train, index=0, and any key of the recipe"
     )
     command.set_defaults(run=lambda o: play(o.recipe, o.arguments))
+    command = commands.add_parser("algorithms", help="list the published algorithms, or explain one of them")
+    command.add_argument("name", nargs="?", metavar="LOSS_FN", help="of which to show the parts and their knobs")
+    command.add_argument("overrides", nargs="*", metavar="key=value", help="as in loss_fn_config.<key>=<value>")
+    command.set_defaults(run=lambda o: algorithms(o.name, o.overrides))
     return parser
 
 

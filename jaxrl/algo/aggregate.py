@@ -97,28 +97,37 @@ def groups(data_D: Sequence[Datum], counts_D: np.ndarray) -> int:
 
 @dataclass(frozen=True)
 class Aggregation:
-    """A rule: the weight of a trainable token is its local weight divided by `denominator` of the batch's count."""
+    """A rule: the weight of a trainable token is its local weight divided by `denominator` of the batch's count.
+
+    says: that quotient, and where it comes from.
+    """
 
     local: Local
     count: Count
+    says: str
 
 
 AGGREGATIONS: dict[str, Aggregation] = {
-    "token_sum": Aggregation(one, nothing),
-    # 1 / N (DAPO: Yu et al. 2025, arXiv 2503.14476)
-    "token_mean": Aggregation(one, tokens),
-    # 1 / (n_e E) (GRPO: Shao et al. 2024, arXiv 2402.03300)
-    "seq_mean_token_mean": Aggregation(per_episode_token, episodes),
-    # 1 / E: the episode is one action (RLOO: Ahmadian et al. 2024, arXiv 2402.14740)
-    "seq_mean_token_sum": Aggregation(one, episodes),
-    # 1 / (constant E) (Dr. GRPO: arXiv 2503.20783)
-    "seq_mean_token_sum_norm": Aggregation(per_constant, episodes),
-    # a second name of seq_mean_token_mean: sequences are episodes here
-    "episode_mean_token_mean": Aggregation(per_episode_token, episodes),
-    # 1 / (N_p P): every group counts the same (ScaleRL: Khatri et al. 2025, arXiv 2510.13786)
-    "prompt_mean": Aggregation(per_group_token, groups),
-    # 1 / P: the mean over groups of token sums, such as the pairs of DPO
-    "prompt_mean_token_sum": Aggregation(one, groups),
+    "token_sum": Aggregation(one, nothing, "1 for every token (Tinker)."),
+    "token_mean": Aggregation(one, tokens, "1 / N (DAPO: Yu et al. 2025, arXiv 2503.14476)."),
+    "seq_mean_token_mean": Aggregation(
+        per_episode_token, episodes, "1 / (n_e E) (GRPO: Shao et al. 2024, arXiv 2402.03300)."
+    ),
+    "seq_mean_token_sum": Aggregation(
+        one, episodes, "1 / E: the episode is one action (RLOO: Ahmadian et al. 2024, arXiv 2402.14740)."
+    ),
+    "seq_mean_token_sum_norm": Aggregation(
+        per_constant, episodes, "1 / (aggregation_constant E) (Dr. GRPO: Liu et al. 2025, arXiv 2503.20783)."
+    ),
+    "episode_mean_token_mean": Aggregation(
+        per_episode_token, episodes, "1 / (n_e E), by its other name: sequences are episodes here."
+    ),
+    "prompt_mean": Aggregation(
+        per_group_token, groups, "1 / (N_p P): every group counts the same (ScaleRL: arXiv 2510.13786)."
+    ),
+    "prompt_mean_token_sum": Aggregation(
+        one, groups, "1 / P: the mean over groups of token sums, such as the pairs of DPO."
+    ),
 }
 
 NEEDS_CONSTANT = ("seq_mean_token_sum_norm",)

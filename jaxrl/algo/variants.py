@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, cast
 
-from jaxrl.algo.advantage import ADVANTAGES, check_advantage
+from jaxrl.algo.advantage import ADVANTAGES, CriticFit, check_advantage, critic_fit_of
 from jaxrl.algo.aggregate import AGGREGATIONS
 from jaxrl.algo.correction import CORRECTIONS, correct
 from jaxrl.algo.entropy import ENTROPY_BONUSES
@@ -72,6 +72,7 @@ VARIANTS: dict[str, Variant] = {
         kl="advantage",
         loss_fn_config={"kl_coef": 1e-3, "kl_discount": 1.0},
     ),
+    "turn_ppo": Variant("critic", "ppo", "token_mean", "arXiv 2512.17008"),
     "opo": Variant("opo", "reinforce", "token_mean", "arXiv 2505.23585"),
     "gpg": Variant("gpg", "reinforce", "token_mean", "arXiv 2504.02546"),
     "maxrl": Variant("maxrl", "importance_sampling", "token_mean", "arXiv 2602.02710"),
@@ -148,7 +149,7 @@ class Algorithm:
     """What a run trains with: every part of a row with its knobs bound, checked against each other.
 
     penalize: datums with reference log-probs -> datums with other advantages. penalties: such datums -> what the reward
-    of each (group, episode) loses.
+    of each (group, episode) loses. critic: how the critic learns whose values the advantage is over, if there is one.
     """
 
     objective: Objective
@@ -156,6 +157,7 @@ class Algorithm:
     advantage_knobs: Config
     penalize: Callable[[Sequence[Datum]], list[Datum]] | None = None
     penalties: Callable[[Sequence[Datum]], Mapping[tuple[int, int], float]] | None = None
+    critic: CriticFit | None = None
 
     @property
     def centred(self) -> bool:
@@ -207,6 +209,32 @@ def resolve(row: Variant, config: Config | None = None) -> Algorithm:
     bound = {(r.kind, r.name): _bound(r, defaults | given) for r in readers}
     _check_together(parts)
     return _assembled(parts, bound, constant, number("observation_coef", observation))
+
+
+@dataclass(frozen=True)
+class Explained:
+    """One part of an algorithm: what it is, what its docstring says, and its knobs as they are set."""
+
+    kind: str
+    name: str
+    says: str
+    knobs: Config
+
+
+def explain(row: Variant, config: Config | None = None) -> list[Explained]:
+    """The parts of the row with `loss_fn_config` applied, in the order a batch meets them. Raises as `resolve` does."""
+    resolve(row, config)
+    given = dict(config or {})
+    parts = _parts(row, given)
+    values = dict(row.loss_fn_config) | given
+    explained = []
+    for reader in _readers(parts):
+        known = knobs_of(*reader.functions)
+        function = KL_LOSSES.get(reader.name, reader.functions[0]) if reader.kind == "kl" else reader.functions[0]
+        knobs = {knob: values.get(knob, default) for knob, default in known.items()}
+        explained.append(Explained(reader.kind, reader.name, function.__doc__ or "", knobs))
+    constant = {k: given[k] for k in ("aggregation_constant",) if k in given}
+    return [*explained, Explained("aggregation", parts.aggregation, AGGREGATIONS[parts.aggregation].says, constant)]
 
 
 @dataclass(frozen=True)
@@ -270,7 +298,7 @@ def _parts(row: Variant, given: dict[str, Value]) -> _Parts:
 def _readers(parts: _Parts) -> list[_Reader]:
     """Who reads knobs."""
     readers = [
-        _Reader("advantage", parts.advantage, (ADVANTAGES[parts.advantage].function,)),
+        _Reader("advantage", parts.advantage, ADVANTAGES[parts.advantage].functions),
         _Reader("loss", parts.loss_name, parts.loss.functions),
     ]
     if parts.kl is not None:
@@ -303,7 +331,7 @@ def _check_read(given: Config, readers: Sequence[_Reader]) -> None:
 def _every_reader() -> list[_Reader]:
     """All that read knobs, whatever is chosen."""
     return [
-        *(_Reader("advantage", name, (row.function,)) for name, row in ADVANTAGES.items()),
+        *(_Reader("advantage", name, row.functions) for name, row in ADVANTAGES.items()),
         *(_Reader("loss", name, row.functions) for name, row in LOSSES.items()),
         *(_Reader("kl", name, (loss_term,)) for name in KL_LOSSES),
         *(_Reader("kl", name, (function,)) for name, function in {**KL_PENALTIES, "reward": reward}.items()),
@@ -328,6 +356,10 @@ def _bound(reader: _Reader, config: Config) -> dict[str, Value]:
     return {knob: check_knob(reader.owner, knob, value, *reader.functions) for knob, value in read.items()}
 
 
+_AS_THE_ENVS_GAVE = {"moving_baseline": "the baseline moves with", "critic": "the critic's values are of"}
+"""Advantages that remember rewards from step to step, which no penalty is taken off, and how."""
+
+
 def _check_together(parts: _Parts) -> None:
     """Refuse parts that contradict each other, with the reason."""
     loss, name = parts.loss, f"loss {parts.loss_name!r}"
@@ -345,10 +377,10 @@ def _check_together(parts: _Parts) -> None:
         )
     if parts.kl is not None and parts.loss_name == "reverse_kl":
         raise ValueError(f"kl={parts.kl} would count the reference twice: {name} is the distance to it already")
-    if parts.kl == "reward" and parts.advantage == "moving_baseline":
+    if parts.kl == "reward" and parts.advantage in _AS_THE_ENVS_GAVE:
         raise ValueError(
-            "kl=reward with advantage=moving_baseline: the baseline moves with the rewards that the envs gave; take "
-            "kl=advantage, or a kl in the loss"
+            f"kl=reward with advantage={parts.advantage}: {_AS_THE_ENVS_GAVE[parts.advantage]} the rewards that the "
+            "envs gave; take kl=advantage, or a kl in the loss"
         )
     if parts.kl in (*KL_PENALTIES, "reward") and not loss.sampled:
         raise ValueError(f"kl={parts.kl} changes advantages, and {name} does not learn from them; take a loss's kl")
@@ -381,4 +413,5 @@ def _assembled(
         bound["advantage", parts.advantage],
         penalize=partial(KL_PENALTIES[parts.kl], **kl_knobs) if parts.kl in KL_PENALTIES else None,
         penalties=partial(reward, **kl_knobs) if parts.kl == "reward" else None,
+        critic=critic_fit_of(parts.advantage, bound["advantage", parts.advantage]),
     )

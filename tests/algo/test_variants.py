@@ -17,7 +17,7 @@ from jaxrl.algo.kl import KL_LOSSES, KL_PENALTIES
 from jaxrl.algo.knobs import knobs_of
 from jaxrl.algo.loss import LOSSES, LossRow
 from jaxrl.algo.tokens import TokenInputs
-from jaxrl.algo.variants import VARIANTS, Variant, own_variant, resolve, variant
+from jaxrl.algo.variants import VARIANTS, Variant, explain, own_variant, resolve, variant
 
 REWARDS = {"gdpo": {"rewards": "correct:1"}}  # which metrics are rewards has no default
 
@@ -170,3 +170,27 @@ def test_corrections_want_old_log_probs() -> None:
     assert correct is not None
     with pytest.raises(ValueError, match="group 0, episode 0 has no old log-probs: score the batch"):
         correct([replace(d, logprobs_old=None) for d in ragged()])
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_row_can_be_explained(name: str) -> None:
+    parts = explain(VARIANTS[name], constant(VARIANTS[name].aggregation))
+    assert [p.kind for p in parts][:2] == ["advantage", "loss"]
+    assert parts[-1].kind == "aggregation"
+    assert all(p.says.strip() for p in parts)
+
+
+def test_an_explanation_shows_the_knobs_as_they_are_set() -> None:
+    knobs = {p.kind: p.knobs for p in explain(variant("dapo"), {"kl": "k3", "kl_coef": 0.2, "ddof": 0})}
+    assert knobs["loss"] == {"clip_low_threshold": 0.8, "clip_high_threshold": 1.28}
+    assert knobs["kl"] == {"kl_coef": 0.2}
+    assert knobs["advantage"]["ddof"] == 0
+    with pytest.raises(ValueError, match="kl_coef has no effect"):
+        explain(variant("dapo"), {"kl_coef": 0.2})
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_form_says_its_formula_and_where_it_comes_from(name: str) -> None:
+    says = LOSSES[name].form.__doc__ or ""
+    assert says.startswith(("-", "PPO", "GSPO", "On-policy", "sg")), "the formula comes first"
+    assert any(mark in says for mark in ("arXiv", "doi", "Tinker", "SkyRL", "prime-rl", "UniRL")), says

@@ -118,3 +118,32 @@ def test_play_does_not_blame_the_recipe_for_what_it_imports(tmp_path, monkeypatc
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ModuleNotFoundError, match="a_friend_that_is_not_there"):
         main(["play", "recipe_without_its_friend"])
+
+
+def test_algorithms_lists_the_rows_with_their_parts_and_papers(capsys):
+    assert main(["algorithms"]) == 0
+    out = capsys.readouterr().out
+    (dapo,) = (line for line in out.splitlines() if line.startswith("dapo "))
+    assert "advantage=mean_std loss=ppo aggregation=token_mean  (arXiv 2503.14476)" in dapo
+    assert "kl=k3" in out
+
+
+def test_algorithms_explains_one_with_overrides(capsys):
+    assert main(["algorithms", "dapo", "kl=k3", "kl_coef=0.2"]) == 0
+    out = capsys.readouterr().out
+    assert "loss=ppo  clip_low_threshold=0.8 clip_high_threshold=1.28" in out
+    assert "kl=k3  kl_coef=0.2" in out
+    assert "arXiv 1707.06347" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["dapoo"], "did you mean dapo"),
+        (["dapo", "kl_coef=0.2"], "kl_coef has no effect"),
+        (["dr_grpo"], "divides by a constant length"),
+    ],
+)
+def test_algorithms_says_in_one_line_what_is_wrong(arguments, message, capsys):
+    assert main(["algorithms", *arguments]) == 1
+    assert message in capsys.readouterr().err
