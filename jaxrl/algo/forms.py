@@ -186,7 +186,7 @@ def dppo_capped(
     divergence_high: float = 0.15,
     ratio_max: float = 20.0,
 ) -> FormResult:
-    """-sg(M min(rho, ratio_max)) A x: `dppo` with truncated weights, as in verl and Stable-RL.
+    """-sg(M min(rho, ratio_max)) A x: `dppo` with truncated weights (arXiv 2602.04879, eq. 23; verl, Stable-RL).
 
     verl's own cap of 20 is never reached there, since its actor's configuration passes 3.
     """

@@ -74,9 +74,9 @@ def sum_ratio(t: TokenInputs) -> Statistics:
 
 
 def sequence_ppo(t: TokenInputs, *, clip_low_threshold: float = 0.8, clip_high_threshold: float = 1.2) -> FormResult:
-    """-min(s A, clip(s, low, high) A) with s = exp(SUM of x - o): the episode as one action (TRL's RLOOTrainer).
+    """-min(s A, clip(s, low, high) A) with s = exp(SUM of x - o): TRL's RLOOTrainer (arXiv 2402.14740).
 
-    For `seq_mean_token_sum`: the tokens of an episode share its value, 1/n each, and have the gradient -A s. A product
+    The episode is one action. For `seq_mean_token_sum`: the tokens of an episode share its value, 1/n each, and have the gradient -A s. A product
     of ratios leaves the clip range the sooner, the longer the episode.
     """
     loss, clipped = clipped_surrogate(
