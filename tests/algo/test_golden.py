@@ -17,8 +17,11 @@ import numpy as np
 import pytest
 
 from jaxrl.algo.aggregate import token_weights
+from jaxrl.algo.correction import CORRECTIONS
+from jaxrl.algo.kl import KL_LOSSES
+from jaxrl.algo.loss import LOSSES
 from jaxrl.algo.tokens import TokenInputs
-from jaxrl.algo.variants import Algorithm, resolve, variant
+from jaxrl.algo.variants import VARIANTS, Algorithm, resolve, variant
 from jaxrl.train import parse
 from jaxrl.types import Datum
 
@@ -143,6 +146,37 @@ for _written, _kl in (
 
 def test_every_case_is_written() -> None:
     assert set(WRITTEN) == set(CASES)
+
+
+def test_every_registered_name_has_golden_numbers() -> None:
+    """A form, a KL or a correction that no case goes through would be a name without evidence."""
+    configs = [
+        {"loss": VARIANTS[w.row].loss, "correction": VARIANTS[w.row].correction, **w.config} for w in WRITTEN.values()
+    ]
+    assert {c["loss"] for c in configs} == set(LOSSES)
+    assert {c["kl"] for c in configs if "kl" in c} - {"none"} == set(KL_LOSSES)
+    parts = {part for c in configs if c["correction"] for part in c["correction"].split("+")}
+    assert parts == set(CORRECTIONS)
+
+
+OTHERS = {
+    "kl_in_advantage/tinker_centred": "algo/test_kl.py",
+    "kl_in_reward/token_level_k1": "algo/test_kl.py",
+    "kl_in_reward/sequence_level_k1(TRL RLOO)": "algo/test_kl.py",
+    "entropy_bonus/token_mean": "algo/test_logprob.py",
+    "temperature_and_top_p": "algo/test_logprob.py",
+    "dapo_soft_overlong": "algo/test_shaping.py",
+    "dynamic_sampling/keep_mask": "algo/test_data.py",
+    "episode_split/weights": "algo/test_aggregate.py",
+    "prompt_mean/weights": "algo/test_aggregate.py",
+}
+
+
+def test_the_other_cases_are_tested_where_they_belong() -> None:
+    """All but a note without numbers: that the log-prob of a sample is no entropy bonus."""
+    assert set(OTHERS) == {case["name"] for case in GOLDEN["other_cases"]} - {"entropy_sample_estimator_warning"}
+    for name, file in OTHERS.items():
+        assert f'"{name}"' in (Path(__file__).parent.parent / file).read_text(), name
 
 
 @pytest.mark.parametrize("name", CASES)

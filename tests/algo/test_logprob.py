@@ -145,3 +145,13 @@ def test_golden_log_probs_at_a_temperature() -> None:
     np.testing.assert_allclose(at[1.0], case["expected_logprobs"]["T=1"], atol=1e-6)
     np.testing.assert_allclose(at[0.7], case["expected_logprobs"]["T=0.7"], atol=1e-6)
     np.testing.assert_allclose(np.exp(at[1.0] - at[0.7]), case["expected_ratio_T1_over_T07"], atol=1e-6)
+
+
+def test_golden_top_p_makes_every_ratio_the_mass_that_was_kept() -> None:
+    """Why truncated samples are not trained on as if they were whole (I3)."""
+    case = CASES["temperature_and_top_p"]
+    z = jnp.array(case["logits"])
+    kept = jnp.where(jnp.arange(3) < 2, z, -jnp.inf)
+    whole, cut = (np.array([token_scores(x, jnp.array(i))[0] for i in range(2)]) for x in (z, kept))
+    np.testing.assert_allclose(cut, case["expected_logprobs"]["top_p keeps tokens 0,1 (renormalised)"], atol=1e-6)
+    np.testing.assert_allclose(np.exp(whole - cut), case["expected_constant_ratio_full_over_top_p"], atol=1e-6)
