@@ -28,7 +28,7 @@ import trio
 from jax.sharding import Mesh
 from rich.console import Console
 
-from jaxrl.algo.advantage import reads_batch
+from jaxrl.algo.advantage import CriticFit, needs_peers, reads_batch
 from jaxrl.algo.learning_rate import suggested_learning_rate
 from jaxrl.algo.objective import Objective
 from jaxrl.algo.optimizer import OptimizerConfig
@@ -294,6 +294,7 @@ class _Plan:
     test: RLDataset | None
     objective: Objective
     teaching: Teaching
+    critic: CriticFit | None
     optimizer: OptimizerConfig
     packing: Packing
     sampling: Sampling
@@ -341,7 +342,7 @@ def _checked(config: Config, executor: Executor | None) -> _Plan:
             "they do not belong together"
         )
     renderer = config_renderer(config, tokenizer)
-    train, test = run_interruptible(_datasets, config, renderer)
+    train, test = run_interruptible(_datasets, config, renderer, 2 if needs_peers(algorithm.advantage) else 1)
     steps = _steps(config, train)
     _check_used(config, train, test)
     _check_gap(config, steps)
@@ -354,6 +355,7 @@ def _checked(config: Config, executor: Executor | None) -> _Plan:
         test=test,
         objective=algorithm.objective,
         teaching=_teaching(config, algorithm),
+        critic=algorithm.critic,
         optimizer=optimizer,
         packing=packing,
         sampling=sampling,
@@ -592,28 +594,31 @@ def _mesh(shape: MeshShape) -> Mesh | None:
     return make_mesh(shape.data, shape.fsdp, shape.tensor)
 
 
-async def _datasets(config: Config, renderer: Renderer) -> tuple[RLDataset, RLDataset | None]:
-    """Build the datasets and open the first episode, to see that it can be played at all."""
+async def _datasets(config: Config, renderer: Renderer, least: int) -> tuple[RLDataset, RLDataset | None]:
+    """Build the datasets and open the first episode, to see that it can be played at all.
+
+    least: members without which a group teaches nothing.
+    """
     assert config.dataset_builder is not None
     train, test = await config.dataset_builder(renderer)
     if not len(train):
         raise ValueError("the training dataset is empty: give at least one batch of tasks")
     async with open_asyncio():
-        await _try_first(train.get_batch(0)[0], config.engine.context)
+        await _try_first(train.get_batch(0)[0], config.engine.context, least)
     return train, test
 
 
-async def _try_first(builder: EnvGroupBuilder, context: int) -> None:
+async def _try_first(builder: EnvGroupBuilder, context: int, least: int) -> None:
     try:
         with trio.fail_after(_LOOK_SECONDS):
             members, prompt = await _look_at(builder)
     except Exception as error:
         error.add_note(f"in a first look, before training, at task {builder.describe()!r}")
         raise
-    if members < 2:
+    if members < least:
         raise ValueError(
             f"group_size={members}: an episode is judged against the others of its group, so a group of one teaches "
-            "nothing; use at least 2"
+            "nothing; use at least 2, or advantage=critic, whose values are what it is judged against"
         )
     if prompt >= context:
         raise ValueError(
@@ -728,6 +733,7 @@ def _make_learner(config: Config, plan: _Plan) -> Learner:
         seed=config.seed,
         num_substeps=config.num_substeps,
         references=_references(config, plan),
+        critic=plan.critic,
     )
 
 

@@ -50,6 +50,9 @@ Advantage = float | tuple[float, ...]
 
 Knob = int | float | str
 
+Values = Sequence[Sequence[Sequence[float]]]
+"""One number for each turn of each member of each group."""
+
 # --- from the rewards of one group ---------------------------------------------------------------
 
 
@@ -266,6 +269,39 @@ def _check_reported(members_P: Sequence[Members], names: Iterable[str]) -> None:
             raise ValueError(f"metric {name!r}, which is a reward, has a value that is not finite: {reported}")
 
 
+# --- from a critic's values ----------------------------------------------------------------------
+
+
+def critic(
+    members: Members, values_G: Sequence[Sequence[float]], *, gamma: float = 1.0, lam: float = 0.95
+) -> list[np.ndarray]:
+    """`gae` over turns, as in Turn-PPO (arXiv 2512.17008): a turn's temporal differences from here to the end.
+
+    values_G: what a critic says of the context of each turn of each of these members. The turn is the step: gamma and
+    lam discount by turns, observations are in no recursion, and after the last turn the value is 0. What the values
+    should have been is the advantages + values. Raises ValueError for more or fewer values than turns.
+    """
+    advantages_G = []
+    for seat, rewards, given in zip(members.seats_G, turn_rewards(members), values_G, strict=True):
+        if len(given) != len(rewards):
+            raise ValueError(f"member {seat} has {len(rewards)} turns, and {len(given)} values were given for them")
+        advantages_G.append(gae(rewards, np.array(given, np.float64), gamma=gamma, lam=lam))
+    return advantages_G
+
+
+@dataclass(frozen=True)
+class CriticFit:
+    """How a critic learns from a batch: so many updates of Adam, on all of its turns at once."""
+
+    learning_rate: float
+    epochs: int
+
+
+def critic_fit(*, critic_learning_rate: float = 0.03, critic_epochs: float = 16.0) -> CriticFit:
+    """critic_learning_rate: about how far an update moves a value, in reward. critic_epochs: updates a step."""
+    return CriticFit(critic_learning_rate, int(critic_epochs))
+
+
 def _by_group(values: Sequence[np.ndarray], members_P: Sequence[Members]) -> list[list[np.ndarray]]:
     """What was in one row for all members of the batch, by group."""
     rest = iter(values)
@@ -275,30 +311,59 @@ def _by_group(values: Sequence[np.ndarray], members_P: Sequence[Members]) -> lis
 # --- the table -----------------------------------------------------------------------------------
 
 
-def _of_rewards(function: Callable[..., Any]) -> Callable[..., Any]:
+@dataclass(frozen=True)
+class Beside:
+    """What an estimator may be told beside the rewards of a batch.
+
+    baselines: what the running means came to before it. values_P_G: what a critic says of each turn.
+    """
+
+    baselines: Baselines
+    values_P_G: Values | None = None
+
+
+Estimates = tuple[Sequence[Any], Baselines]
+"""Of each group, those of its members, and the running means after the batch."""
+
+
+def _of_rewards(function: Callable[..., Any]) -> Callable[..., Estimates]:
     """A row that sees the rewards of one group that can teach."""
     return _of_group(lambda m, **knobs: function(m.rewards_G, **knobs))
 
 
-def _of_group(function: Callable[..., Any]) -> Callable[..., Any]:
+def _of_group(function: Callable[..., Any]) -> Callable[..., Estimates]:
     """A row that sees one group that can teach."""
 
-    def apply(members_P: Sequence[Members], teaches_P: Sequence[bool], baselines: Baselines, **knobs: Knob) -> Any:
+    def apply(members_P: Sequence[Members], teaches_P: Sequence[bool], beside: Beside, **knobs: Knob) -> Estimates:
         return [
             function(m, **knobs) if teaches else None for m, teaches in zip(members_P, teaches_P, strict=True)
-        ], baselines
+        ], beside.baselines
 
     return apply
 
 
-def _of_batch(function: Callable[..., Any]) -> Callable[..., Any]:
+def _of_batch(function: Callable[..., Any]) -> Callable[..., Estimates]:
     """A row that sees the whole batch, groups that cannot teach included, for its statistics."""
-    return lambda members_P, teaches_P, baselines, **knobs: (function(members_P, **knobs), baselines)
+    return lambda members_P, teaches_P, beside, **knobs: (function(members_P, **knobs), beside.baselines)
 
 
-def _of_baselines(function: Callable[..., Any]) -> Callable[..., Any]:
+def _of_baselines(function: Callable[..., Any]) -> Callable[..., Estimates]:
     """A row that also sees what it came to before."""
-    return lambda members_P, teaches_P, baselines, **knobs: function(members_P, baselines, **knobs)
+    return lambda members_P, teaches_P, beside, **knobs: function(members_P, beside.baselines, **knobs)
+
+
+def _of_values(function: Callable[..., Any]) -> Callable[..., Estimates]:
+    """A row that also sees what a critic says of the turns of a group."""
+
+    def apply(members_P: Sequence[Members], teaches_P: Sequence[bool], beside: Beside, **knobs: Knob) -> Estimates:
+        if beside.values_P_G is None:
+            raise ValueError("this advantage is over a critic's values: give values_P_G, one for each turn")
+        return [
+            function(m, [values_G[seat] for seat in m.seats_G], **knobs)
+            for m, values_G in zip(members_P, beside.values_P_G, strict=True)
+        ], beside.baselines
+
+    return apply
 
 
 def _totals(members_P: Sequence[Members], **_: Knob) -> list[list[np.ndarray]]:
@@ -325,13 +390,20 @@ class Estimator:
     function: its keyword-only parameters are the knobs. lift: what it is shown. baseline: where that lies with which
     a reward is compared: in its "group", in the "batch", or "outside" (so that every member teaches). per_turn:
     advantages are of turns. signals: the values that have to differ in the baseline for anything to be taught.
+    fit: how the critic learns whose values the function is shown, where it is; its keyword-only parameters are knobs.
     """
 
     function: Callable[..., Any]
-    lift: Callable[[Callable[..., Any]], Callable[..., Any]]
+    lift: Callable[[Callable[..., Any]], Callable[..., Estimates]]
     baseline: str = "group"
     per_turn: bool = False
     signals: Callable[..., list[list[np.ndarray]]] = _totals
+    fit: Callable[..., CriticFit] | None = None
+
+    @property
+    def functions(self) -> tuple[Callable[..., Any], ...]:
+        """Those whose keyword-only parameters are the knobs of the row."""
+        return (self.function,) if self.fit is None else (self.function, self.fit)
 
 
 ADVANTAGES: dict[str, Estimator] = {
@@ -354,6 +426,7 @@ ADVANTAGES: dict[str, Estimator] = {
     "turn_returns": Estimator(turn_returns, _of_group, per_turn=True, signals=_of_turns(turn_return_signals)),
     "gigpo": Estimator(gigpo, _of_group, per_turn=True, signals=_of_turns(gigpo_signals)),
     "gigpo_std": Estimator(gigpo_std, _of_group, per_turn=True, signals=_of_turns(gigpo_signals)),
+    "critic": Estimator(critic, _of_values, "outside", per_turn=True, fit=critic_fit),
 }
 
 
@@ -403,14 +476,21 @@ def _one_of(*names: str) -> tuple[Callable[[Any], bool], str]:
 
 _FRACTION: tuple[Callable[[Any], bool], str] = (lambda x: _number(x) and 0 <= x <= 1, "a number from 0 to 1")
 _SIZE: tuple[Callable[[Any], bool], str] = (lambda x: _number(x) and x >= 0, "a number of 0 or more")
+_WHOLE: tuple[Callable[[Any], bool], str] = (
+    lambda x: _number(x) and x >= 1 and x == int(x),
+    "a whole number of 1 or more",
+)
 _FINITE: tuple[Callable[[Any], bool], str] = (_number, "a finite number")
 
 SENSIBLE: dict[str, tuple[Callable[[Any], bool], str]] = {
     "ddof": (lambda x: _number(x) and x in (0, 1), "0 (population) or 1 (sample)"),
     "epsilon": _SIZE,
-    "k": (lambda x: _number(x) and x >= 1 and x == int(x), "a whole number of 1 or more"),
+    "k": _WHOLE,
     "threshold": _FINITE,
     "gamma": _FRACTION,
+    "lam": _FRACTION,
+    "critic_learning_rate": (lambda x: _number(x) and x > 0, "a number above 0"),
+    "critic_epochs": _WHOLE,
     "omega": _SIZE,
     "decay": (lambda x: _number(x) and 0 <= x < 1, "a number from 0 to below 1"),
     "initial": _FINITE,
@@ -430,7 +510,7 @@ def knobs_of(method: str) -> dict[str, Knob]:
     if method not in ADVANTAGES:
         close = difflib.get_close_matches(method, ADVANTAGES) or list(ADVANTAGES)
         raise ValueError(f"advantage method {method!r} does not exist; did you mean {', '.join(close)}?")
-    return keyword_only(ADVANTAGES[method].function)
+    return keyword_only(*ADVANTAGES[method].functions)
 
 
 def check_advantage(method: str, knobs: Mapping[str, Any] | None = None) -> dict[str, Knob]:
@@ -463,6 +543,24 @@ def reads_batch(method: str) -> bool:
     return ADVANTAGES[method].lift is _of_batch
 
 
+def reads_values(method: str) -> bool:
+    """Whether a row is over the values of a critic, which has to be asked first and taught afterwards."""
+    knobs_of(method)
+    return ADVANTAGES[method].fit is not None
+
+
+def needs_peers(method: str) -> bool:
+    """Whether a row compares a member with others of its group, so that a group of one teaches nothing."""
+    knobs_of(method)
+    return ADVANTAGES[method].baseline == "group"
+
+
+def critic_fit_of(method: str, knobs: Mapping[str, Any] | None = None) -> CriticFit | None:
+    """How the critic of a row learns under these knobs; None for a row without one."""
+    complete, fit = check_advantage(method, knobs), ADVANTAGES[method].fit
+    return None if fit is None else fit(**{name: complete[name] for name in keyword_only(fit)})
+
+
 # --- batches -------------------------------------------------------------------------------------
 
 
@@ -481,33 +579,43 @@ def _teaching(members_P: Sequence[Members], row: Estimator, knobs: Mapping[str, 
 
 
 def compute_advantages(
-    groups_P: Sequence[TrajectoryGroup], method: str, *, baselines: Baselines | None = None, **knobs: Knob
+    groups_P: Sequence[TrajectoryGroup],
+    method: str,
+    *,
+    baselines: Baselines | None = None,
+    values_P_G: Values | None = None,
+    **knobs: Knob,
 ) -> list[list[Advantage]]:
     """advantages_P_G: of each member of each group a number, or with a row of turns a tuple of one a turn.
 
     All zero for a member that does not count, and for a group that teaches nothing. `groups_P` is the whole batch,
-    constant groups included: some rows read statistics of it. baselines: what `next_baselines` came to.
+    constant groups included: some rows read statistics of it. baselines: what `next_baselines` came to. values_P_G: of
+    a critic, for a row that is over them; those of members that do not count are not read.
     """
-    return estimate(groups_P, method, baselines or {}, **knobs)[0]
+    return estimate(groups_P, method, Beside(baselines or {}, values_P_G), **knobs)[0]
 
 
 def next_baselines(
     groups_P: Sequence[TrajectoryGroup], method: str, baselines: Baselines | None = None, **knobs: Knob
 ) -> dict[str, float]:
     """What `compute_advantages` is to be given for the batch after this one. JSON-able; unchanged for most rows."""
-    return estimate(groups_P, method, baselines or {}, **knobs)[1]
+    check_advantage(method, knobs)
+    if ADVANTAGES[method].lift is not _of_baselines:
+        return dict(baselines or {})
+    return estimate(groups_P, method, Beside(baselines or {}), **knobs)[1]
 
 
 def estimate(
-    groups_P: Sequence[TrajectoryGroup], method: str, baselines: Baselines, **knobs: Knob
+    groups_P: Sequence[TrajectoryGroup], method: str, beside: Beside, **knobs: Knob
 ) -> tuple[list[list[Advantage]], dict[str, float]]:
     """`compute_advantages` and `next_baselines`. Raises ValueError as `check_advantage` does, and for bad rewards."""
     complete = check_advantage(method, knobs)
     row, members_P = ADVANTAGES[method], list(map(members, groups_P))
     teaches_P = _teaching(members_P, row, complete)
     if not any(teaches_P):
-        return [_placed(group, None, None, row.per_turn) for group in groups_P], dict(baselines)
-    estimated_P, after = row.lift(row.function)(members_P, teaches_P, baselines, **complete)
+        return [_placed(group, None, None, row.per_turn) for group in groups_P], dict(beside.baselines)
+    read = {name: complete[name] for name in keyword_only(row.function)}
+    estimated_P, after = row.lift(row.function)(members_P, teaches_P, beside, **read)
     advantages_P_G = [
         _placed(group, m, estimated if useful else None, row.per_turn)
         for group, m, estimated, useful in zip(groups_P, members_P, estimated_P, teaches_P, strict=True)
@@ -524,33 +632,3 @@ def _placed(
         for seat, advantage in zip(counted.seats_G, estimated, strict=True):
             placed[seat] = tuple(advantage.tolist()) if per_turn else float(advantage)
     return placed
-
-
-def critic_advantages(
-    groups_P: Sequence[TrajectoryGroup],
-    values_P_G: Sequence[Sequence[Sequence[float]]],
-    *,
-    gamma: float = 1.0,
-    lam: float = 0.95,
-) -> tuple[list[list[Advantage]], list[list[Advantage]]]:
-    """Advantages of turns under a critic, and the targets of its values: `gae` over turns, as in Turn-PPO.
-
-    values_P_G: the critic's value of the context of each turn of each member. The turn is the step: gamma and lam
-    discount by turns, observations are in no recursion, and after the last turn the value is 0. Both are 0 for members
-    that do not count; groups need no second member, as the baseline is the critic's.
-    """
-    advantages_P_G, targets_P_G = [], []
-    for group, values_G in zip(groups_P, values_P_G, strict=True):
-        counted = members(group)
-        advantages, targets = [], []
-        for seat, rewards in zip(counted.seats_G, turn_rewards(counted), strict=True):
-            values = np.array(values_G[seat], np.float64)
-            if len(values) != len(rewards):
-                raise ValueError(
-                    f"member {seat} has {len(rewards)} turns, and {len(values)} values were given for them"
-                )
-            advantages.append(gae(rewards, values, gamma=gamma, lam=lam))
-            targets.append(advantages[-1] + values)
-        advantages_P_G.append(_placed(group, counted, advantages, per_turn=True))
-        targets_P_G.append(_placed(group, counted, targets, per_turn=True))
-    return advantages_P_G, targets_P_G

@@ -7,6 +7,8 @@ comes from what was sampled. The work is linear in the size of the trajectories.
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -79,11 +81,7 @@ def _datum(run: list[_Turn], group: int, episode: int) -> Datum | None:
         logprobs += [0.0] * len(context) + list(turn.action.logprobs)
         advantages += [0.0] * len(context) + [advantage] * len(turn.action.tokens)
         versions += [-1] * len(context) + list(turn.action.versions)
-        if not turn.observation:
-            raise ValueError(
-                f"episode {episode} of group {group}: a turn has an empty observation, but the first token of a "
-                "sequence has nothing to be predicted from. Let the env's observation hold at least one token"
-            )
+        _check_context(turn, group, episode)
     mask_T = _trained(run, len(tokens))
     if not mask_T.any():
         return None
@@ -99,6 +97,14 @@ def _datum(run: list[_Turn], group: int, episode: int) -> Datum | None:
     )
 
 
+def _check_context(turn: Transition, group: int, episode: int) -> None:
+    if not turn.observation:
+        raise ValueError(
+            f"episode {episode} of group {group}: a turn has an empty observation, but the first token of a "
+            "sequence has nothing to be predicted from. Let the env's observation hold at least one token"
+        )
+
+
 def _trained(run: list[_Turn], length: int) -> np.ndarray:
     """Where the policy's own tokens are, but for turns that stay as context only."""
     mask_T = np.zeros(length, bool)
@@ -106,6 +112,76 @@ def _trained(run: list[_Turn], length: int) -> np.ndarray:
         start = len(turn.observation)
         mask_T[start : start + len(turn.action.tokens)] = not turn.masked
     return mask_T
+
+
+# --- where turns begin ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TurnStarts:
+    """The contexts of a batch's turns, for whoever has something to say of each turn.
+
+    data_D: their mask marks the token after each context, the first that the turn sampled; nothing follows the last
+    mark. turns: for each turn, in the order of groups, members and turns, the number of its datum and of its marked
+    token there. counts_P_G: how many of them each member has: as many as it took, or 0 if it does not count.
+    """
+
+    data_D: list[Datum]
+    turns: list[tuple[int, int]]
+    counts_P_G: list[list[int]]
+
+
+def turn_starts(groups_P: Sequence[TrajectoryGroup]) -> TurnStarts:
+    """Where the turns begin of all members that count; of masked turns too.
+
+    The datums are split where those that are trained are. A turn that sampled nothing has a mark like any other; what
+    is marked is then no token of the episode, and nothing may read it.
+    """
+    data_D: list[Datum] = []
+    turns: list[tuple[int, int]] = []
+    counts_P_G: list[list[int]] = []
+    episode = 0
+    for p, group in enumerate(groups_P):
+        counts_P_G.append([])
+        for trajectory in group.trajectories_G:
+            counts = trajectory.ending.in_baseline
+            counts_P_G[-1].append(len(trajectory.transitions) if counts else 0)
+            for run in _runs(_turns(trajectory, 0.0, "")) if counts else ():
+                turns += [(len(data_D), len(turn.observation)) for turn, _ in run]
+                data_D.append(_starts(run, p, episode))
+            episode += 1
+    return TurnStarts(data_D, turns, counts_P_G)
+
+
+def _starts(run: list[_Turn], group: int, episode: int) -> Datum:
+    """The last context of turns that extend each other, and one token."""
+    for turn, _ in run:
+        _check_context(turn, group, episode)
+    last, _ = run[-1]
+    tokens = np.array([*last.observation, *(last.action.tokens or (0,))[:1]], np.int32)
+    mask_T = np.zeros(len(tokens), bool)
+    mask_T[[len(turn.observation) for turn, _ in run]] = True
+    zeros_T = np.zeros(len(tokens), np.float32)
+    return Datum(tokens, mask_T, zeros_T, zeros_T, np.full(len(tokens), -1, np.int32), group, episode)
+
+
+def by_member(starts: TurnStarts, values_N: Sequence[float] | np.ndarray) -> list[list[tuple[float, ...]]]:
+    """Numbers in the order of the starts, as values_P_G; none for members that do not count."""
+    rest = iter(np.asarray(values_N).tolist())
+    return [[tuple(itertools.islice(rest, n)) for n in counts_G] for counts_G in starts.counts_P_G]
+
+
+def in_order(starts: TurnStarts, values_P_G: Sequence[Sequence[Any]]) -> np.ndarray:
+    """The opposite of `by_member`, which leaves out what it is given of members that do not count."""
+    pairs = (
+        (turns, n)
+        for values_G, counts_G in zip(values_P_G, starts.counts_P_G, strict=True)
+        for turns, n in zip(values_G, counts_G, strict=True)
+    )
+    return np.array([value for turns, n in pairs if n for value in turns], np.float64)
+
+
+# --- whole batches -------------------------------------------------------------------------------
 
 
 def duplicated_tokens(data_D: Sequence[Datum]) -> int:

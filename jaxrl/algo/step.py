@@ -8,35 +8,31 @@ divided once. Under LoRA only the adapter is differentiated.
 """
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 from flax import struct
 from jax import lax
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 
 from jaxrl.algo.batch import OPTIONAL, Batch
+from jaxrl.algo.critic import Critic, init_critic
 from jaxrl.algo.entropy import EntropyBonus
-from jaxrl.algo.logprob import action_logprobs
 from jaxrl.algo.loss import Loss
 from jaxrl.algo.optimizer import OptimizerConfig, make_schedule, make_transform
+from jaxrl.algo.scoring import HEAD_CHUNK, Scoring, micro_batch, named_sharding
 from jaxrl.algo.tokens import TokenInputs
 from jaxrl.models import sharding
 from jaxrl.models.config import ModelConfig
-from jaxrl.models.forward import hidden_states
 from jaxrl.models.linear import accumulator
 from jaxrl.models.lora import LoraConfig, lora_specs
 from jaxrl.models.spec import Params, abstract, logical_axes, param_specs
 
-HEAD_CHUNK = 128
-"""Positions of a row whose logits exist at one time."""
-
 MetricArrays = dict[str, jax.Array]
 TrainStep = Callable[["TrainState", Params | None, Batch], tuple["TrainState", MetricArrays]]
-_T = TypeVar("_T")
 EvalLogprobs = Callable[[Any, Params | None, Batch], jax.Array]
 Gradients = Callable[[Any, Params | None, Batch], tuple[Any, MetricArrays]]
 
@@ -65,93 +61,16 @@ class StreamedStep:
 
 @struct.dataclass
 class TrainState:
-    """Everything a step changes. params: a LoRA adapter, or the whole model under full fine-tuning; float32."""
+    """Everything a run changes. params: a LoRA adapter, or the whole model under full fine-tuning; float32.
+
+    critic: `critic.Critic`, or None without one. A step hands it on as it is; it is fitted beside.
+    """
 
     step: Any  # int32, no dimensions: how many steps were taken
     params: Any
     opt_state: Any
     entropy_coef: Any  # float32, no dimensions: of the next step's entropy bonus
-
-
-@dataclass(frozen=True)
-class _Policy:
-    """How a micro-batch is scored: the static half of every function in this file."""
-
-    model: ModelConfig
-    lora: LoraConfig | None
-    temperature: float
-    mesh: Mesh | None
-    remat: bool
-    head_chunk: int
-    compute_dtype: Any
-
-    def __post_init__(self) -> None:
-        if not self.temperature > 0:
-            raise ValueError(
-                f"temperature={self.temperature}: log-probs need one above 0, the one the sampler used; greedy "
-                "samples have no log-prob to train on"
-            )
-        if self.lora is not None and self.compute_dtype is not None:
-            raise ValueError("compute_dtype has no effect under LoRA: the base is used in the dtype it has")
-        if self.head_chunk < 1:
-            raise ValueError(f"head_chunk={self.head_chunk}: expected at least 1 position")
-
-    def logprobs(
-        self, params: Any, base: Params | None, micro: Batch, *, entropy_gradient: bool = False
-    ) -> tuple[jax.Array, jax.Array]:
-        """(logp_BT, entropy_BT) of one micro-batch, arrays [B, T], at its trained and observed targets."""
-        if self.lora is None:
-            weights, adapter, scale = self._cast(params), None, 1.0
-        else:
-            assert base is not None, "LoRA adapts a base: pass its parameters"
-            weights, adapter, scale = base, params, self.lora.scale
-        hidden_BTM = hidden_states(
-            self._lookup_ready(weights),
-            adapter,
-            micro.tokens,
-            micro.positions,
-            micro.segments,
-            config=self.model,
-            lora_scale=scale,
-            remat=self.remat,
-            constrain=self._constrain,
-        )
-        return action_logprobs(
-            weights,
-            hidden_BTM,
-            micro.targets,
-            micro.mask if micro.observed is None else micro.mask | (micro.observed > 0),
-            config=self.model,
-            temperature=self.temperature,
-            chunk=self.head_chunk,
-            entropy_gradient=entropy_gradient,
-        )
-
-    def all_logprobs(self, params: Any, base: Params | None, batch: Batch) -> jax.Array:
-        """logp_NBT of all real micro-batches, 0 elsewhere."""
-
-        def body(i: jax.Array, logp_NBT: jax.Array) -> jax.Array:
-            logp_BT, _ = self.logprobs(params, base, _micro(batch, i))
-            return lax.dynamic_update_index_in_dim(logp_NBT, logp_BT.astype(logp_NBT.dtype), i, 0)
-
-        return lax.fori_loop(0, batch.count, body, jnp.zeros(batch.tokens.shape, jnp.float32))
-
-    def _cast(self, params: Params) -> Params:
-        if self.compute_dtype is None:
-            return params
-        return jax.tree.map(lambda x: x.astype(self.compute_dtype), params)
-
-    def _lookup_ready(self, weights: Params) -> Params:
-        """The embedding gathered along its width: looking up rows of half a width makes XLA replicate the result."""
-        if self.mesh is None:
-            return weights
-        table = lax.with_sharding_constraint(weights["embed"], _sharding(self.mesh, ("vocab", None)))
-        return weights | {"embed": table}
-
-    def _constrain(self, x_BTM: jax.Array) -> jax.Array:
-        if self.mesh is None:
-            return x_BTM
-        return lax.with_sharding_constraint(x_BTM, _sharding(self.mesh, ("batch", None, None)))
+    critic: Any = None
 
 
 def init_state(
@@ -159,20 +78,21 @@ def init_state(
     params: Any,
     *,
     entropy: EntropyBonus | None = None,
+    critic: Critic | None = None,
     shardings: TrainState | None = None,
 ) -> TrainState:
     """A state at step 0 from the tree to train: an adapter, or a whole model. The arrays are copied, as float32.
 
     A step donates its state, so whoever wants to keep parameters (a sampler, say) takes them from the newest state,
-    or copies. shardings: those of `state_shardings` when there is a mesh.
+    or copies. critic: the one to begin with. shardings: those of `state_shardings` when there is a mesh.
     """
 
-    def build(params: Any) -> TrainState:
+    def build(params: Any, critic: Critic | None) -> TrainState:
         wide = jax.tree.map(lambda x: jnp.array(x, accumulator(x.dtype), copy=True), params)
         coef = jnp.array(entropy.start if entropy else 0.0, jnp.float32)
-        return TrainState(jnp.zeros((), jnp.int32), wide, make_transform(optimizer).init(wide), coef)
+        return TrainState(jnp.zeros((), jnp.int32), wide, make_transform(optimizer).init(wide), coef, critic)
 
-    return jax.jit(build, out_shardings=shardings)(params)
+    return jax.jit(build, out_shardings=shardings)(params, critic)
 
 
 def make_train_step(
@@ -199,9 +119,9 @@ def make_train_step(
     A batch without trainable tokens changes nothing but the step number. Neither does one whose loss or gradient is
     not finite: then `optim/nonfinite` is 1 and the parameters survive; the caller decides whether to go on.
     """
-    policy = _Policy(model, lora, temperature, mesh, remat, head_chunk, compute_dtype)
-    state_sharding = None if mesh is None else state_shardings(model, lora, optimizer, mesh)
-    add, apply = _adding(policy, loss, entropy), _applying(optimizer, entropy, state_sharding)
+    scoring = Scoring(model, lora, temperature, mesh, remat, head_chunk, compute_dtype)
+    state_sharding = _step_shardings(model, lora, optimizer, mesh)
+    add, apply = _adding(scoring, loss, entropy), _applying(optimizer, entropy, state_sharding)
 
     def step(state: TrainState, base: Params | None, batch: Batch) -> tuple[TrainState, MetricArrays]:
         return apply(state, add(_nothing(loss, state), state.params, base, batch))
@@ -237,9 +157,9 @@ def make_streamed_step(
     local weights (`aggregate.local_weights`), which the denominator of the whole divides in the end, so the
     parameters are those of one step on everything, up to the order of summation.
     """
-    policy = _Policy(model, lora, temperature, mesh, remat, head_chunk, compute_dtype)
-    state_sharding = None if mesh is None else state_shardings(model, lora, optimizer, mesh)
-    add, apply = _adding(policy, loss, entropy), _applying(optimizer, entropy, state_sharding)
+    scoring = Scoring(model, lora, temperature, mesh, remat, head_chunk, compute_dtype)
+    state_sharding = _step_shardings(model, lora, optimizer, mesh)
+    add, apply = _adding(scoring, loss, entropy), _applying(optimizer, entropy, state_sharding)
 
     def start(state: TrainState) -> Sums:
         return _nothing(loss, state)
@@ -278,8 +198,8 @@ def make_gradients(
     compute_dtype: Any = None,
 ) -> Gradients:
     """gradients(params, base, batch) -> (gradient of the weighted loss, metrics), jitted: a first step's, not made."""
-    policy = _Policy(model, lora, temperature, mesh, remat, head_chunk, compute_dtype)
-    add = _adding(policy, loss, entropy)
+    scoring = Scoring(model, lora, temperature, mesh, remat, head_chunk, compute_dtype)
+    add = _adding(scoring, loss, entropy)
 
     def run(params: Any, base: Params | None, batch: Batch) -> tuple[Any, MetricArrays]:
         coef = jnp.array(entropy.start if entropy else 0.0, jnp.float32)
@@ -302,15 +222,9 @@ def make_eval_logprobs(
 
     The very function the step differentiates, to compare with what the sampler recorded (I3).
     """
-    policy = _Policy(model, lora, temperature, mesh, False, head_chunk, compute_dtype)
+    scoring = Scoring(model, lora, temperature, mesh, False, head_chunk, compute_dtype)
 
-    return jax.jit(policy.all_logprobs)
-
-
-def _micro(batch: _T, index: jax.Array) -> _T:
-    """Micro-batch `index`: the same tree with arrays [B, T]."""
-    pick = lambda x: lax.dynamic_index_in_dim(x, index, keepdims=False) if x.ndim else x  # noqa: E731
-    return jax.tree.map(pick, batch)
+    return jax.jit(scoring.all_logprobs)
 
 
 def _inputs(batch: Batch, logp: jax.Array, entropy: jax.Array | None = None) -> TokenInputs:
@@ -329,13 +243,13 @@ def _inputs(batch: Batch, logp: jax.Array, entropy: jax.Array | None = None) -> 
     )
 
 
-def _adding(policy: _Policy, loss: Loss, entropy: EntropyBonus | None) -> Add:
+def _adding(scoring: Scoring, loss: Loss, entropy: EntropyBonus | None) -> Add:
     """add(sums, params, base, batch): the sums with those of the real micro-batches of a batch on top."""
 
     def micro_loss(
         params: Any, base: Params | None, micro: Batch, pooled: MetricArrays, coef: jax.Array
     ) -> tuple[jax.Array, MetricArrays]:
-        logp, spread = policy.logprobs(params, base, micro, entropy_gradient=entropy is not None)
+        logp, spread = scoring.logprobs(params, base, micro, entropy_gradient=entropy is not None)
         out = loss(_inputs(micro, logp, spread)._replace(pooled=pooled))
         spread = jnp.where(micro.mask, spread, 0.0)
         weight = jnp.where(micro.mask, micro.weight, 0.0)
@@ -353,10 +267,10 @@ def _adding(policy: _Policy, loss: Loss, entropy: EntropyBonus | None) -> Add:
     def add(sums: Sums, params: Any, base: Params | None, batch: Batch) -> Sums:
         pooled: MetricArrays = {}
         if loss.row.statistics is not None:
-            pooled = loss.statistics(_inputs(batch, policy.all_logprobs(params, base, batch)))
+            pooled = loss.statistics(_inputs(batch, scoring.all_logprobs(params, base, batch)))
 
         def body(i: jax.Array, sums: Sums) -> Sums:
-            grads, metrics = gradient(params, base, _micro(batch, i), _micro(pooled, i), sums.entropy_coef)
+            grads, metrics = gradient(params, base, micro_batch(batch, i), micro_batch(pooled, i), sums.entropy_coef)
             more = lambda a, x: a + x.astype(a.dtype)  # noqa: E731
             return Sums(
                 jax.tree.map(more, sums.grads, grads), jax.tree.map(more, sums.metrics, metrics), sums.entropy_coef
@@ -399,7 +313,7 @@ def _applying(optimizer: OptimizerConfig, entropy: EntropyBonus | None, where: T
         if entropy is not None:
             report["optim/entropy_coef"] = coef
             coef = jnp.where(use, entropy.step(coef, metrics["optim/entropy"]), coef)
-        return TrainState(state.step + 1, params, opt_state, coef), metrics | report
+        return TrainState(state.step + 1, params, opt_state, coef, state.critic), metrics | report
 
     return apply
 
@@ -414,13 +328,9 @@ def _metrics(sums: MetricArrays) -> MetricArrays:
 # --- shardings -----------------------------------------------------------------------------------
 
 
-def _sharding(mesh: Mesh, axes: tuple[str | None, ...]) -> NamedSharding:
-    return NamedSharding(mesh, sharding.spec(axes))
-
-
 def batch_shardings(mesh: Mesh, columns: Collection[str] = ()) -> Batch:
     """Rows over `data` and `fsdp`, everything else whole. columns: the optional ones that the batches have."""
-    rows = _sharding(mesh, (None, "batch", None))
+    rows = named_sharding(mesh, (None, "batch", None))
     fields = {name: rows for name in Batch.__dataclass_fields__ if name not in OPTIONAL or name in columns}
     return Batch(**fields | {"count": sharding.replicated(mesh)})
 
@@ -431,8 +341,10 @@ def base_shardings(model: ModelConfig, mesh: Mesh) -> Params:
     return sharding.shardings(mesh, logical_axes(specs), abstract(specs, jnp.dtype(jnp.float32)))
 
 
-def state_shardings(model: ModelConfig, lora: LoraConfig | None, optimizer: OptimizerConfig, mesh: Mesh) -> TrainState:
-    """Shardings of a training state: each optimizer moment lies with its parameter."""
+def state_shardings(
+    model: ModelConfig, lora: LoraConfig | None, optimizer: OptimizerConfig, mesh: Mesh, *, critic: bool = False
+) -> TrainState:
+    """Shardings of a training state: each optimizer moment lies with its parameter, a critic whole everywhere."""
     specs = param_specs(model) if lora is None else lora_specs(model, lora)
     shapes = abstract(specs, jnp.dtype(jnp.float32))
     params = sharding.shardings(mesh, logical_axes(specs), shapes)
@@ -444,4 +356,14 @@ def state_shardings(model: ModelConfig, lora: LoraConfig | None, optimizer: Opti
         params,
         transform_non_params=lambda _: whole,
     )
-    return TrainState(whole, params, opt_state, whole)
+    of_critic = jax.tree.map(lambda _: whole, jax.eval_shape(lambda: init_critic(model.width))) if critic else None
+    return TrainState(whole, params, opt_state, whole, of_critic)
+
+
+def _step_shardings(
+    model: ModelConfig, lora: LoraConfig | None, optimizer: OptimizerConfig, mesh: Mesh | None
+) -> TrainState | None:
+    """Those of a state with or without a critic: one sharding stands for all there may be of it."""
+    if mesh is None:
+        return None
+    return replace(state_shardings(model, lora, optimizer, mesh), critic=sharding.replicated(mesh))

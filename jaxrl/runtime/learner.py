@@ -14,10 +14,24 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from jaxrl.algo.advantage import CriticFit
 from jaxrl.algo.aggregate import denominator, local_weights, token_weights
 from jaxrl.algo.batch import choose_width, datum_values, pack, padding_fraction
+from jaxrl.algo.critic import (
+    Fit,
+    TurnFeatures,
+    fit_metrics,
+    init_critic,
+    make_fit,
+    make_turn_features,
+    pack_turns,
+    padded,
+    predict,
+)
+from jaxrl.algo.data import TurnStarts
 from jaxrl.algo.objective import Objective, packed, substeps
 from jaxrl.algo.optimizer import OptimizerConfig
+from jaxrl.algo.scoring import Scoring
 from jaxrl.algo.step import (
     EvalLogprobs,
     Sums,
@@ -71,6 +85,23 @@ class Reference:
 
 
 @dataclass(frozen=True)
+class TurnValues:
+    """What the critic saw of some turns, and what it said of them.
+
+    features_NM: of each turn, float32, kept for the fit to what the turns came to. values_N: in units of reward.
+    """
+
+    features_NM: np.ndarray
+    values_N: np.ndarray
+
+
+@dataclass(frozen=True)
+class _CriticPrograms:
+    features: TurnFeatures
+    fit: Fit
+
+
+@dataclass(frozen=True)
 class _Underway:
     """The part of a batch that was accumulated so far: sums on the device, counts on the host."""
 
@@ -100,10 +131,11 @@ class Learner:
         seed: int = 0,
         num_substeps: int = 1,
         references: Mapping[str, Reference] | None = None,
+        critic: CriticFit | None = None,
     ) -> None:
         """references: models that batches are scored under, by name; the one without a name ("") is this one untrained.
 
-        num_substeps: optimizer steps a batch, each on some of its groups.
+        num_substeps: optimizer steps a batch, each on some of its groups. critic: how one learns; None has none.
         """
         self.lora_scale = lora.scale if lora else 1.0
         self._objective, self._packing, self._num_substeps = objective, packing, num_substeps
@@ -123,8 +155,13 @@ class Learner:
             self._base, start = None, base
         else:
             self._base, start = base, spec.init(lora_specs(model, lora), jnp.float32, seed=(seed, _ADAPTER_STREAM))
-        where = None if mesh is None else state_shardings(model, lora, optimizer, mesh)
-        self.state = init_state(optimizer, start, entropy=objective.entropy, shardings=where)
+        self._critic = None
+        if critic is not None:
+            features = make_turn_features(Scoring(model, lora, temperature, mesh))
+            self._critic = _CriticPrograms(features, make_fit(critic, mesh=mesh))
+        where = None if mesh is None else state_shardings(model, lora, optimizer, mesh, critic=critic is not None)
+        begun = init_critic(model.width) if critic else None
+        self.state = init_state(optimizer, start, entropy=objective.entropy, critic=begun, shardings=where)
 
     @property
     def weights(self) -> Weights:
@@ -140,7 +177,8 @@ class Learner:
     def compilations(self) -> int:
         """Training programs compiled so far."""
         programs = (self._step, self._streamed.start, self._streamed.add, self._streamed.finish, *self._score.values())
-        return sum(program._cache_size() for program in programs)  # pyright: ignore
+        of_critic = () if self._critic is None else (self._critic.features, self._critic.fit)
+        return sum(program._cache_size() for program in (*programs, *of_critic))  # pyright: ignore
 
     def update(self, data_D: Sequence[Datum]) -> dict[str, float]:
         """`num_substeps` optimizer steps on a whole batch, as many as it has groups at most (none for an empty one).
@@ -240,6 +278,42 @@ class Learner:
             "data/datums": float(part.datums),
             "data/padding_fraction": part.padded / max(part.positions, 1),
         }
+
+    def turn_values(self, starts: TurnStarts) -> TurnValues:
+        """The critic's values of turns under the policy of now, with which its features move: ask before a step.
+
+        Raises FloatingPointError when one is not finite.
+        """
+        programs, head = self._programs, jax.device_get(self.state.critic.head)
+        if not starts.turns:
+            return TurnValues(np.zeros((0, len(head.weights)), np.float32), np.zeros(0))
+        turns = pack_turns(starts, widths=self._packing.widths, rows=self._packing.rows)
+        features_NBKM = programs.features(self.state.params, self._base, turns.batch, turns.turns_NBK)
+        features_NM = np.asarray(features_NBKM).reshape(-1, features_NBKM.shape[-1])[turns.slots]
+        values_N = np.asarray(predict(head, features_NM.astype(np.float64)))
+        if not np.isfinite(values_N).all():
+            raise FloatingPointError(
+                f"step {self.step}: the critic's values are not finite. Lower critic_learning_rate, or look at the "
+                "rewards and the hidden states of this step"
+            )
+        return TurnValues(features_NM, values_N)
+
+    def fit_critic(self, turns: TurnValues, targets_N: np.ndarray) -> dict[str, float]:
+        """Teach the critic what the turns came to. Once a step, with all of its turns; of none, nothing is learned.
+
+        The metrics say how good the values were before. Neither the policy nor its optimizer is touched.
+        """
+        programs = self._programs
+        if len(targets_N):
+            critic = programs.fit(self.state.critic, *padded(turns.features_NM, targets_N))
+            self.state = replace(self.state, critic=critic)
+        return fit_metrics(turns.values_N, targets_N)
+
+    @property
+    def _programs(self) -> _CriticPrograms:
+        if self._critic is None:
+            raise RuntimeError("this learner has no critic: make it with critic=CriticFit(...)")
+        return self._critic
 
     def _checked(self, metrics: Mapping[str, jax.Array]) -> dict[str, float]:
         """The metrics of the step just made, as numbers."""

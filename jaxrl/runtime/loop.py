@@ -21,8 +21,17 @@ from typing import Any
 import numpy as np
 import trio
 
-from jaxrl.algo.advantage import compute_advantages, next_baselines
-from jaxrl.algo.data import assemble_training_data, duplicated_tokens, split_reasons, trainable
+from jaxrl.algo.advantage import Values, compute_advantages, next_baselines, reads_values
+from jaxrl.algo.data import (
+    TurnStarts,
+    assemble_training_data,
+    by_member,
+    duplicated_tokens,
+    in_order,
+    split_reasons,
+    trainable,
+    turn_starts,
+)
 from jaxrl.algo.shaping import Shaping, shape
 from jaxrl.env import EnvGroupBuilder, EnvironmentFault, RLDataset
 from jaxrl.runtime.admission import Admission
@@ -30,7 +39,7 @@ from jaxrl.runtime.checkpoint import Checkpointer
 from jaxrl.runtime.engine import Engine, Stats
 from jaxrl.runtime.episode import Limits
 from jaxrl.runtime.lag import Lag
-from jaxrl.runtime.learner import Learner
+from jaxrl.runtime.learner import Learner, TurnValues
 from jaxrl.runtime.log import MetricsLog, Progress
 from jaxrl.runtime.measure import rollout_metrics
 from jaxrl.runtime.record import episode_records, rollout_file, write_records
@@ -103,6 +112,11 @@ class Teaching:
     teachers: Collection[str] = ()
     penalize: Callable[[Sequence[Datum]], list[Datum]] | None = None
     penalties: Callable[[Sequence[Datum]], Penalties] | None = None
+
+    @property
+    def reads_values(self) -> bool:
+        """Whether advantages are over a critic's values, which the learner is then asked for, and taught."""
+        return reads_values(self.advantage)
 
 
 @dataclass
@@ -262,6 +276,7 @@ class _Batch:
         self._waiting: list[Played] = []
         self._taken = 0
         self._useful: list[TrajectoryGroup] = []
+        self._lessons: list[tuple[TurnValues, np.ndarray]] = []
         self.data_D: list[Datum] = []
 
     async def add(self, played: Played) -> Played:
@@ -278,13 +293,22 @@ class _Batch:
         else:
             await self._run.on_device(self._run.learner.accumulate, await self._datums())
             metrics = await self._run.on_device(self._run.learner.finish)
+        if self._run.teaching.reads_values:
+            metrics |= await self._run.on_device(self._run.learner.fit_critic, *joined(self._lessons))
         self._run.baselines = baselines_after(self._useful, self._run.teaching, self._run.baselines)
         return reference_metrics(self.data_D) | metrics | data_metrics(self.data_D, self._useful)
 
     async def _datums(self) -> list[Datum]:
         self._waiting.sort(key=lambda p: p.place.number)
         groups_P, teaching = [p.group for p in self._waiting], self._run.teaching
-        make = partial(training_data, groups_P, teaching, first_group=self._taken, baselines=self._run.baselines)
+        make = partial(
+            training_data,
+            groups_P,
+            teaching,
+            first_group=self._taken,
+            baselines=self._run.baselines,
+            values_P_G=await self._values([g for g in groups_P if g.viable]) if teaching.reads_values else None,
+        )
         data_D, useful_P = make()
         if teaching.reference:
             names = teacher_names(useful_P, teaching.teachers, first_group=self._taken)
@@ -299,6 +323,35 @@ class _Batch:
         self.data_D += data_D
         return data_D
 
+    async def _values(self, groups_P: Sequence[TrajectoryGroup]) -> Values:
+        """What the critic says of the turns of these groups; what it should have said is noted for the step's fit."""
+        starts = turn_starts(groups_P)
+        turns = await self._run.on_device(self._run.learner.turn_values, starts)
+        values_P_G = by_member(starts, turns.values_N)
+        self._lessons.append((turns, value_targets(groups_P, self._run.teaching, starts, values_P_G)))
+        return values_P_G
+
+
+def value_targets(
+    groups_P: Sequence[TrajectoryGroup], teaching: Teaching, starts: TurnStarts, values_P_G: Values
+) -> np.ndarray:
+    """What a critic should have said of each turn, in the order of the starts: its values + the advantages over them.
+
+    Pure. Also of episodes that are not trained, if their rewards count.
+    """
+    shaped_P = [shape(group, teaching.shaping) for group in groups_P]
+    advantages_P_G = compute_advantages(
+        shaped_P, teaching.advantage, baselines=None, values_P_G=values_P_G, **teaching.knobs
+    )
+    return in_order(starts, values_P_G) + in_order(starts, advantages_P_G)
+
+
+def joined(lessons: Sequence[tuple[TurnValues, np.ndarray]]) -> tuple[TurnValues, np.ndarray]:
+    """The turns of all parts of a step, and their targets."""
+    turns, targets = zip(*lessons, strict=True)
+    features_NM, values_N = (np.concatenate([getattr(t, name) for t in turns]) for name in ("features_NM", "values_N"))
+    return TurnValues(features_NM, values_N), np.concatenate(targets)
+
 
 def training_data(
     groups_P: Sequence[TrajectoryGroup],
@@ -307,18 +360,22 @@ def training_data(
     first_group: int = 0,
     baselines: Mapping[str, float] | None = None,
     penalties: Penalties | None = None,
+    values_P_G: Values | None = None,
 ) -> tuple[list[Datum], list[TrajectoryGroup]]:
     """Datums of the groups that can teach something, and those groups. Pure.
 
     Statistics of the batch know the other groups too, unless their strategy gave them up; what cannot teach by the
-    rewards that the envs gave is not shaped, or penalised, into something that could.
+    rewards that the envs gave is not shaped, or penalised, into something that could. values_P_G: a critic's, of the
+    groups that were not given up.
     """
     useful_P = trainable(groups_P, teaching.advantage, **teaching.knobs)
     viable = [(group, useful) for group, useful in zip(groups_P, useful_P, strict=True) if group.viable]
     shaped_P = [shape(group, teaching.shaping) if useful else group for group, useful in viable]
     if penalties:
         shaped_P = _penalised(shaped_P, [useful for _, useful in viable], penalties, first_group)
-    advantages_P_G = compute_advantages(shaped_P, teaching.advantage, baselines=baselines, **teaching.knobs)
+    advantages_P_G = compute_advantages(
+        shaped_P, teaching.advantage, baselines=baselines, values_P_G=values_P_G, **teaching.knobs
+    )
     kept = [n for n, (_, useful) in enumerate(viable) if useful]
     data_D = assemble_training_data(
         [shaped_P[n] for n in kept],

@@ -18,10 +18,13 @@ from jaxrl.algo.advantage import (
     ADVANTAGES,
     SENSIBLE,
     check_advantage,
-    critic_advantages,
+    compute_advantages,
+    critic_fit_of,
     knobs_of,
+    needs_peers,
     next_baselines,
     reads_batch,
+    reads_values,
     teaches,
 )
 from jaxrl.algo.data import trainable, trajectory_to_data
@@ -154,8 +157,7 @@ def hole(name: str) -> Callable[[Case], tuple[Any, Any]]:
 
 def critic(case: Case) -> tuple[Any, Any]:
     members = of_episodes(episode([1, 1, 1], case["turn_rewards"]))
-    advantages, targets = critic_advantages([members], [[case["turn_values"]]], **case["params"])
-    np.testing.assert_allclose(flat(targets), flat(advantages) + case["turn_values"])
+    advantages = advantages_of([members], "critic", values_P_G=[[case["turn_values"]]], **case["params"])
     return flat(advantages), case["expected_turn_advantages"]
 
 
@@ -482,13 +484,13 @@ def test_errors_teach() -> None:
             advantages_of([group([1.0, float("nan")])], method, **NEEDED.get(method, {}))
 
 
-def test_knobs_are_the_keyword_only_parameters_of_the_rows_function() -> None:
+def test_knobs_are_the_keyword_only_parameters_of_the_rows_functions() -> None:
     assert knobs_of("mean") == {}
     assert knobs_of("mean_std") == {"ddof": 1.0, "epsilon": 1e-6}
     assert check_advantage("mean_std", {"epsilon": 1e-4}) == {"ddof": 1.0, "epsilon": 1e-4}
     for name, row in ADVANTAGES.items():
-        parameters = inspect.signature(row.function).parameters
-        assert {p for p in parameters if parameters[p].kind is parameters[p].KEYWORD_ONLY} == set(knobs_of(name))
+        parameters = [p for f in row.functions for p in inspect.signature(f).parameters.values()]
+        assert {p.name for p in parameters if p.kind is p.KEYWORD_ONLY} == set(knobs_of(name))
         assert set(knobs_of(name)) <= set(SENSIBLE)
         if name not in NEEDED:
             check_advantage(name)
@@ -555,20 +557,62 @@ def test_which_rows_need_the_whole_batch_at_once() -> None:
 def test_I13_a_critic_leaves_out_who_failed_and_needs_no_second_member() -> None:
     failed = episode([1, 1], [9.0, 9.0], reason=StopReason.ENV_ERROR)
     members = of_episodes(failed, episode([1, 1], [0.0, 1.0]), extra=0.5)
-    advantages, targets = critic_advantages([members], [[[7.0, 7.0], [0.5, 0.25]]], lam=0.0)
+    advantages = advantages_of([members], "critic", values_P_G=[[(), [0.5, 0.25]]], lam=0.0)
     assert advantages == [[(0.0, 0.0), (-0.25, 1.25)]], "the group reward is the last turn's"
-    assert targets == [[(0.0, 0.0), (0.25, 1.5)]]
+    assert teaches([members, of_episodes(failed)], "critic") == [True, False]
     with pytest.raises(ValueError, match="member 1 has 2 turns, and 1 values"):
-        critic_advantages([members], [[[7.0, 7.0], [0.5]]])
+        advantages_of([members], "critic", values_P_G=[[(), [0.5]]])
+    with pytest.raises(ValueError, match="over a critic's values: give values_P_G"):
+        compute_advantages([members], "critic")
 
 
 @given(st.lists(st.floats(-2, 2), min_size=1, max_size=50), st.floats(0, 1))
 def test_a_critic_that_is_never_asked_gives_returns(rewards: list[float], gamma: float) -> None:
     members = of_episodes(episode([1] * len(rewards), rewards))
-    advantages, _ = critic_advantages([members], [[[0.0] * len(rewards)]], gamma=gamma, lam=1.0)
+    values = [[[0.0] * len(rewards)]]
+    advantages = advantages_of([members], "critic", values_P_G=values, gamma=gamma, lam=1.0)
     discounts = gamma ** np.arange(len(rewards))
     expected = [float(np.dot(rewards[i:], discounts[: len(rewards) - i])) for i in range(len(rewards))]
     np.testing.assert_allclose(flat(advantages), expected, atol=1e-9)
+
+
+@given(st.lists(st.tuples(st.floats(-2, 2), st.floats(-2, 2)), min_size=1, max_size=20))
+def test_with_lam_of_one_a_critic_is_a_baseline_of_the_return(turns: list[tuple[float, float]]) -> None:
+    rewards, values = zip(*turns, strict=True)
+    members = of_episodes(episode([1] * len(turns), rewards))
+    (((*ours,),),) = advantages_of([members], "critic", values_P_G=[[values]], lam=1.0)
+    returns = np.cumsum(rewards[::-1])[::-1]
+    np.testing.assert_allclose(ours, returns - values, atol=1e-9)
+
+
+def test_the_rows_that_ask_a_critic_and_those_that_need_no_second_member() -> None:
+    assert [name for name in ADVANTAGES if reads_values(name)] == ["critic"]
+    assert {name for name in ADVANTAGES if not needs_peers(name)} == {
+        "reward",
+        "zero",
+        "reinforce_pp",
+        "moving_baseline",
+        "critic",
+    }
+
+
+def test_I12_the_knobs_of_a_critic_are_those_of_its_advantages_and_of_its_fit() -> None:
+    assert set(knobs_of("critic")) == {"gamma", "lam", "critic_learning_rate", "critic_epochs"}
+    fit = critic_fit_of("critic", {"critic_learning_rate": 0.5, "critic_epochs": 3})
+    assert fit is not None
+    assert (fit.learning_rate, fit.epochs) == (0.5, 3)
+    assert critic_fit_of("mean") is None
+    for knob, value in (
+        ("gamma", 1.5),
+        ("lam", -0.1),
+        ("critic_learning_rate", 0.0),
+        ("critic_epochs", 0),
+        ("critic_epochs", 1.5),
+    ):
+        with pytest.raises(ValueError, match=f"{knob}={value} of advantage method 'critic': expected a"):
+            check_advantage("critic", {knob: value})
+    with pytest.raises(ValueError, match=r"'lam' has no effect on advantage method 'mean'.*it belongs to critic"):
+        check_advantage("mean", {"lam": 0.5})
 
 
 # --- identities ----------------------------------------------------------------------------------
@@ -597,8 +641,14 @@ def batches(draw: st.DrawFn, *, whole: bool = False) -> list[TrajectoryGroup]:
 every_method = st.sampled_from(sorted(ADVANTAGES))
 
 
+def some_values(groups: Sequence[TrajectoryGroup]) -> list[list[list[float]]]:
+    """What a critic that knows only how far an episode is might say."""
+    return [[[0.25 * i for i in range(len(t.transitions))] for t in g.trajectories_G] for g in groups]
+
+
 def computed(groups: list[TrajectoryGroup], method: str) -> list[list[Any]]:
-    return advantages_of(groups, method, baselines={"x#0": 0.5, "x#1": -0.25}, **NEEDED.get(method, {}))
+    given = {"baselines": {"x#0": 0.5, "x#1": -0.25}, "values_P_G": some_values(groups)}
+    return advantages_of(groups, method, **given, **NEEDED.get(method, {}))
 
 
 @given(batches(), every_method)
