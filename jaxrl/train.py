@@ -29,11 +29,12 @@ from jax.sharding import Mesh
 from rich.console import Console
 
 from jaxrl.algo.advantage import CriticFit, needs_peers, reads_batch
+from jaxrl.algo.algorithm import Algorithm, explain, resolve
 from jaxrl.algo.learning_rate import suggested_learning_rate
 from jaxrl.algo.objective import Objective
 from jaxrl.algo.optimizer import OptimizerConfig
 from jaxrl.algo.shaping import Shaping
-from jaxrl.algo.variants import VARIANTS, Algorithm, own_variant, resolve, variant
+from jaxrl.algo.variants import VARIANTS, Variant, own_variant, variant
 from jaxrl.chat.families import renderer_for
 from jaxrl.chat.renderer import Renderer
 from jaxrl.chat.tokenizer import Tokenizer
@@ -309,7 +310,7 @@ def _checked(config: Config, executor: Executor | None) -> _Plan:
     """Everything that can fail without a model's weights, cheapest first."""
     if config.dataset_builder is None:
         raise ValueError("dataset_builder is not given: name what to train on, or call train_multi_turn with tasks")
-    algorithm = _algorithm(config)
+    algorithm = checked_algorithm(config)
     sampling, mode = _sampling(config), _mode(config, executor)
     _check_frozen(config)
     if config.max_steps is not None and config.max_steps < 1:
@@ -341,6 +342,7 @@ def _checked(config: Config, executor: Executor | None) -> _Plan:
             f"the tokenizer of {config.model_name} has {tokenizer.vocab_size} ids, its model only {model.vocab_size}; "
             "they do not belong together"
         )
+    _check_references(config, tokenizer)
     renderer = config_renderer(config, tokenizer)
     train, test = run_interruptible(_datasets, config, renderer, 2 if needs_peers(algorithm.advantage) else 1)
     steps = _steps(config, train)
@@ -458,6 +460,9 @@ def _check_frozen(config: Config) -> None:
 
 def _check_used(config: Config, train: RLDataset, test: RLDataset | None) -> None:
     """Refuse what this data gives no effect to (I12)."""
+    groups = config.off_policy.groups_per_batch if config.off_policy else len(train.get_batch(0))
+    if config.num_substeps > groups:
+        raise ValueError(f"num_substeps={config.num_substeps} is more than the {groups} groups of a batch; lower it")
     for name in ("val_max_turns", "eval_temperature"):
         if test is None and getattr(config, name) is not None:
             raise ValueError(f"{name}={getattr(config, name)} has no effect: there are no held-out tasks")
@@ -496,48 +501,84 @@ def _steps(config: Config, train: RLDataset) -> int:
 
 
 def _recorded(config: Config, optimizer: OptimizerConfig) -> dict[str, Any]:
-    """What a resumed run must agree with: the configuration, and the length that a decaying rate runs over."""
+    """What a resumed run must agree with: the configuration, and what was worked out from it."""
     decays = {} if optimizer.schedule == "constant" else {"schedule_steps": optimizer.total_steps}
-    return describe(config) | decays
+    parts = explain(_variant(config), config.loss_fn_config)
+    algorithm = {f"{part.kind} {part.name}": dict(part.knobs) for part in parts}
+    return describe(config) | decays | describe({"learning_rate": optimizer.learning_rate, "algorithm": algorithm})
 
 
-def _algorithm(config: Config) -> Algorithm:
-    """The row and its overrides, as far as they go with how the run is made."""
+def _variant(config: Config) -> Variant:
+    """The row that loss_fn names: of the table, or of one's own."""
     named = config.loss_fn
-    algorithm = resolve(own_variant(named, _imported(named)) if ":" in named else variant(named), config.loss_fn_config)
-    objective, scored = algorithm.objective, config.reference_model is not None or bool(config.teachers)
+    return own_variant(named, _imported(named)) if ":" in named else variant(named)
+
+
+def checked_algorithm(config: Config) -> Algorithm:
+    """The row and its overrides. Raises ValueError for what does not go together, or with how the run is made."""
+    named, algorithm = config.loss_fn, resolve(_variant(config), config.loss_fn_config)
     _at_least("num_substeps", config.num_substeps, 1)
-    if objective.loss.anchor_old and objective.correct is None and config.num_substeps == 1:
-        raise ValueError(
+    streamed = config.stream_minibatch is not None
+    for refused, reason in (
+        (
+            algorithm.objective.needs_substeps and config.num_substeps == 1,
             f"loss_fn={named}: the ratio is against the policy before the batch (anchor=old), which with "
-            "num_substeps=1 is the policy itself, so nothing is ever clipped; raise that, or take anchor=sampler"
-        )
-    if scored and not algorithm.reads_reference:
-        raise ValueError(
-            f"reference_model and teachers have no effect: nothing in loss_fn={named} reads a reference; give a kl"
-        )
-    if algorithm.advantage == "zero" and algorithm.reads_reference and not scored:
-        raise ValueError(f"loss_fn={named} learns from a teacher alone: name it with reference_model or teachers")
-    if config.stream_minibatch is not None:
-        _check_streamable(config, algorithm)
+            "num_substeps=1 is the policy itself, so nothing is ever clipped; raise that, or take anchor=sampler",
+        ),
+        (
+            _references_named(config) != {} and not algorithm.reads_reference,
+            f"reference_model and teachers have no effect: nothing in loss_fn={named} reads a reference; give a kl",
+        ),
+        (
+            algorithm.advantage == "zero" and algorithm.reads_reference and config.reference_model is None,
+            f"loss_fn={named} learns from a teacher alone: name it with reference_model, which also teaches groups "
+            "without a tag in teachers",
+        ),
+        (
+            config.max_sampling_attempts > 1 and not needs_peers(algorithm.advantage),
+            f"max_sampling_attempts={config.max_sampling_attempts} replaces groups of equal rewards, and with "
+            f"advantage={algorithm.advantage} those teach too; leave it out",
+        ),
+        *((streamed and part, f"stream_minibatch takes the gradient part by part, but {part}; leave it out")
+          for part in _of_the_whole_batch(config, algorithm)),
+    ):  # fmt: skip
+        if refused:
+            raise ValueError(reason)
     return algorithm
 
 
-def _check_streamable(config: Config, algorithm: Algorithm) -> None:
-    """Refuse to take the gradient part by part of what needs the whole batch at once."""
-    refusals = (
-        (
-            "num_substeps",
-            config.num_substeps > 1,
-            "it would change the weights under groups that still play",
-        ),
-        ("loss_fn", algorithm.objective.whole_batch is not None, algorithm.objective.whole_batch),
-        ("advantage", reads_batch(algorithm.advantage), "its numbers depend on the other groups of the batch"),
-        ("kl", algorithm.centred, "its penalties sum to zero over the batch"),
-    )
-    for name, refused, reason in refusals:
-        if refused:
-            raise ValueError(f"stream_minibatch takes the gradient part by part, but {name}: {reason}; leave it out")
+def _of_the_whole_batch(config: Config, algorithm: Algorithm) -> Iterator[str]:
+    """What cannot be done for a part of a batch, and why."""
+    if config.num_substeps > 1:
+        yield "num_substeps: it would change the weights under groups that still play"
+    if algorithm.objective.whole_batch is not None:
+        yield f"loss_fn: {algorithm.objective.whole_batch}"
+    if reads_batch(algorithm.advantage):
+        yield "advantage: its numbers depend on the other groups of the batch"
+    if algorithm.whole_batch is not None:
+        yield algorithm.whole_batch
+
+
+def _references_named(config: Config) -> dict[str, str]:
+    """Name -> model of every reference but the trained model itself; "" is for groups without a teacher's tag."""
+    return dict(config.teachers) | ({"": config.reference_model} if config.reference_model is not None else {})
+
+
+def _check_references(config: Config, tokenizer: Tokenizer) -> None:
+    """Raise unless every reference can be loaded and reads the policy's tokens."""
+    for tag, name in _references_named(config).items():
+        where = f"teachers[{tag!r}]={name!r}" if tag else f"reference_model={name!r}"
+        model, theirs = policy_config(name), policy_tokenizer(name)
+        if theirs.encode(_PROBE) != tokenizer.encode(_PROBE) or model.vocab_size < tokenizer.vocab_size:
+            raise ValueError(f"{where} has another tokenizer than {config.model_name!r}, so it cannot score its tokens")
+        if model.max_positions < config.engine.context:
+            raise ValueError(
+                f"{where} was made for {model.max_positions} positions, and engine.context={config.engine.context}"
+            )
+        check_policy(name)
+
+
+_PROBE = "What is 12 + 34?\n\tTokenizers differ: \u00e9\u4e16 _x9 ()"
 
 
 def _imported(path: str) -> object:
@@ -739,9 +780,8 @@ def _make_learner(config: Config, plan: _Plan) -> Learner:
 
 def _references(config: Config, plan: _Plan) -> dict[str, Reference]:
     """The models that batches are scored under, but for the trained one's own base."""
-    named = dict(config.teachers) | ({"": config.reference_model} if config.reference_model else {})
     load = partial(load_policy, dtype=plan.dtype, seed=config.seed, mesh=plan.mesh)
-    return {tag: Reference(*load(name)) for tag, name in named.items()}
+    return {tag: Reference(*load(name)) for tag, name in _references_named(config).items()}
 
 
 def _load_or_warm_start(config: Config, plan: _Plan) -> tuple[ModelConfig, Params]:

@@ -268,7 +268,7 @@ class Datum:
 
     tokens: int32 ids. mask: bool, True where the token was sampled by the policy. logprobs: float32, the
     sampler's log-prob of that token (0 where mask is False). advantages: float32 (0 where mask is False).
-    versions: int32 policy version (-1 where mask is False). group, episode: indices inside the batch;
+    versions: int32 policy version (-1 where no policy sampled the token). group, episode: indices inside the batch;
     an episode whose history was rewritten has several datums.
 
     Scored where a loss asks for it, else None, each float32: logprobs_old, under the policy before the batch;

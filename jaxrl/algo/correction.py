@@ -28,28 +28,28 @@ def token_truncate(
     weight_max=2 in SkyRL, verl and tunix; OpenRLHF and slime clamp on both sides. weight_max=inf is decoupled PPO
     (AReaL, arXiv 2505.24298).
     """
-    return [np.clip(np.exp(w), weight_min, weight_max) for w in log_weights_D]
+    return [np.clip(_exp(w), weight_min, weight_max) for w in log_weights_D]
 
 
 def token_mask(
     data_D: Sequence[Datum], log_weights_D: Sequence[np.ndarray], *, weight_min: float = 0.5, weight_max: float = 5.0
 ) -> list[np.ndarray]:
     """w inside [weight_min, weight_max], 0 outside: IcePop (arXiv 2510.18855)."""
-    return [_inside(np.exp(w), weight_min, weight_max) for w in log_weights_D]
+    return [_inside(_exp(w), weight_min, weight_max) for w in log_weights_D]
 
 
 def sequence_truncate(
     data_D: Sequence[Datum], log_weights_D: Sequence[np.ndarray], *, weight_max: float = 2.0
 ) -> list[np.ndarray]:
     """min(product of the episode's w, weight_max). 2 in verl, 5 in SkyRL."""
-    return [np.minimum(np.exp(w), weight_max) for w in _sums(data_D, log_weights_D)]
+    return [np.minimum(_exp(w), weight_max) for w in _sums(data_D, log_weights_D)]
 
 
 def sequence_mask(
     data_D: Sequence[Datum], log_weights_D: Sequence[np.ndarray], *, weight_min: float = 0.0, weight_max: float = 3.0
 ) -> list[np.ndarray]:
     """The product of the episode's w inside the band, 0 outside (TRL's default). Long episodes leave it sooner."""
-    return [_inside(np.exp(w), weight_min, weight_max) for w in _sums(data_D, log_weights_D)]
+    return [_inside(_exp(w), weight_min, weight_max) for w in _sums(data_D, log_weights_D)]
 
 
 def geometric_mask(
@@ -61,7 +61,7 @@ def geometric_mask(
 ) -> list[np.ndarray]:
     """1 where the geometric mean of the episode's w lies in the band, else 0. SkyRL's bounds; NeMo's are tighter."""
     means = _means(data_D, log_weights_D)
-    return [np.where(_inside(np.exp(w), geometric_min, geometric_max) > 0, 1.0, 0.0) for w in means]
+    return [np.where(_inside(_exp(w), geometric_min, geometric_max) > 0, 1.0, 0.0) for w in means]
 
 
 CORRECTIONS: dict[str, Factor] = {
@@ -97,17 +97,21 @@ def _corrected(d: Datum, factor: np.ndarray, drop: bool) -> Datum:
 
 
 def _log_weights(d: Datum) -> np.ndarray:
-    """o - q, at most what a float64 holds the exponential of."""
+    """o - q of the trained tokens, 0 at the others."""
     if d.logprobs_old is None:
         raise ValueError(
             f"a datum of group {d.group}, episode {d.episode} has no old log-probs: score the batch under the policy "
             "before its first step (Datum.logprobs_old), or leave the correction out"
         )
-    difference = d.logprobs_old.astype(np.float64) - d.logprobs.astype(np.float64)
-    return np.where(d.mask, np.minimum(difference, _LARGEST), 0.0)
+    return np.where(d.mask, d.logprobs_old.astype(np.float64) - d.logprobs.astype(np.float64), 0.0)
 
 
-_LARGEST = math.log(np.finfo(np.float64).max) / 2
+def _exp(log_weight: np.ndarray) -> np.ndarray:
+    """The weight, at most the largest number there is."""
+    return np.exp(np.minimum(log_weight, _LARGEST))
+
+
+_LARGEST = math.log(np.finfo(np.float64).max)
 
 
 def _sums(data_D: Sequence[Datum], values_D: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -115,7 +119,7 @@ def _sums(data_D: Sequence[Datum], values_D: Sequence[np.ndarray]) -> list[np.nd
     totals: dict[tuple[int, int], float] = {}
     for d, values in zip(data_D, values_D, strict=True):
         totals[d.group, d.episode] = totals.get((d.group, d.episode), 0.0) + float(values.sum())
-    return [np.full(len(d.tokens), min(totals[d.group, d.episode], _LARGEST)) for d in data_D]
+    return [np.full(len(d.tokens), totals[d.group, d.episode]) for d in data_D]
 
 
 def _means(data_D: Sequence[Datum], values_D: Sequence[np.ndarray]) -> list[np.ndarray]:

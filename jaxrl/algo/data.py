@@ -91,7 +91,7 @@ def _datum(run: list[_Turn], group: int, episode: int) -> Datum | None:
         mask=mask_T[:n],
         logprobs=np.where(mask_T[:n], logprobs[:n], 0.0).astype(np.float32),
         advantages=np.where(mask_T[:n], advantages[:n], 0.0).astype(np.float32),
-        versions=np.where(mask_T[:n], versions[:n], -1).astype(np.int32),
+        versions=np.array(versions[:n], np.int32),
         group=group,
         episode=episode,
     )

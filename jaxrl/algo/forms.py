@@ -262,10 +262,11 @@ def drpo(t: TokenInputs, *, drpo_epsilon: float = 12.5) -> FormResult:
 
     Gradient weight 1 - sign(A (r - 1)) |p - exp(o)| / drpo_epsilon: with 12.5 it attenuates by 8 % at most.
     """
-    ratio = jnp.exp(t.log_ratio)
+    acts = t.advantage != 0  # else an infinite ratio times 0
+    ratio = jnp.exp(jnp.where(acts, t.log_ratio, 0.0))
     anchor = jnp.exp(sg(t.logp_new - t.log_ratio))
     square = jnp.abs(t.advantage) * anchor * (ratio - 1) ** 2 / (2 * drpo_epsilon)
-    return square - t.advantage * ratio, nowhere(t)
+    return jnp.where(acts, square - t.advantage * ratio, 0.0), nowhere(t)
 
 
 def topr_token(t: TokenInputs, *, negative_min: float = 0.0, negative_max: float = 1.0) -> FormResult:

@@ -92,10 +92,24 @@ def advantage(data_D: Sequence[Datum], *, kl_coef: float = 0.01, kl_discount: fl
 
 
 def advantage_centred(data_D: Sequence[Datum], *, kl_coef: float = 0.01, kl_discount: float = 0.0) -> list[Datum]:
-    """`advantage` less its mean over the batch's trained tokens, so that penalties sum to zero (Tinker's cookbook)."""
+    """`advantage`, each penalty less the mean of the batch's, so that undiscounted they sum to zero (Tinker)."""
     penalty_D = _per_token(data_D, kl_coef)
     mean = np.concatenate(penalty_D).mean() if any(map(len, penalty_D)) else 0.0
     return _penalised(data_D, [p - mean for p in penalty_D], kl_discount)
+
+
+def advantage_whitened(data_D: Sequence[Datum], *, kl_coef: float = 0.001, kl_discount: float = 1.0) -> list[Datum]:
+    """Advantages less the discounted penalties to come, then whitened over the batch's trained tokens: REINFORCE++.
+
+    With advantage=reward the returns to go of penalised rewards (Hu 2025, arXiv 2501.03262): mean and unbiased variance
+    are over tokens, so long episodes weigh more, as in verl, whose 1e-8 under the root is added here too.
+    """
+    penalised_D = advantage(data_D, kl_coef=kl_coef, kl_discount=kl_discount)
+    returns = np.concatenate([d.advantages[d.mask] for d in penalised_D]).astype(np.float64) if data_D else np.zeros(0)
+    if len(returns) < 2:
+        return penalised_D
+    mean, scale = returns.mean(), 1 / np.sqrt(returns.var(ddof=1) + 1e-8)
+    return [_with(d, (d.advantages[d.mask] - mean) * scale) for d in penalised_D]
 
 
 def _per_token(data_D: Sequence[Datum], kl_coef: float) -> list[np.ndarray]:
@@ -105,12 +119,13 @@ def _per_token(data_D: Sequence[Datum], kl_coef: float) -> list[np.ndarray]:
 
 def _penalised(data_D: Sequence[Datum], penalty_D: Sequence[np.ndarray], discount: float) -> list[Datum]:
     summed_D = _future_sums(data_D, penalty_D, discount)
-    return [_less(d, penalty) for d, penalty in zip(data_D, summed_D, strict=True)]
+    return [_with(d, d.advantages[d.mask] - penalty) for d, penalty in zip(data_D, summed_D, strict=True)]
 
 
-def _less(d: Datum, penalty: np.ndarray) -> Datum:
+def _with(d: Datum, trained: np.ndarray) -> Datum:
+    """The datum with these advantages of its trained tokens."""
     advantages = d.advantages.copy()
-    advantages[d.mask] -= penalty.astype(np.float32)
+    advantages[d.mask] = trained.astype(np.float32)
     return replace(d, advantages=advantages)
 
 
@@ -138,7 +153,11 @@ def reward(data_D: Sequence[Datum], *, kl_coef: float = 0.05) -> dict[tuple[int,
     return totals
 
 
-KL_PENALTIES: dict[str, Callable[..., list[Datum]]] = {"advantage": advantage, "advantage_centred": advantage_centred}
+KL_PENALTIES: dict[str, Callable[..., list[Datum]]] = {
+    "advantage": advantage,
+    "advantage_centred": advantage_centred,
+    "advantage_whitened": advantage_whitened,
+}
 """Penalties that change advantages: (data_D, *, knobs) -> data_D."""
 
 

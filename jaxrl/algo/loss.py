@@ -18,7 +18,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from jaxrl.algo import forms, pooled
-from jaxrl.algo.knobs import Value, check_knob, knobs_of
+from jaxrl.algo.knobs import Value, check_knobs, knobs_of
 from jaxrl.algo.tokens import TokenInputs
 
 __all__ = ["LOSSES", "Loss", "LossRow", "TokenInputs", "TokenLoss", "make_loss"]
@@ -42,7 +42,8 @@ class LossRow:
     statistics: what it needs to know of the whole batch. anchored: it reads x - o, so there is a choice of what o is.
     corrects: its ratio is against the sampler, so that nothing is left to be corrected. reference: it reads f.
     sampled: its tokens were drawn by a policy, from which the trained one may have drifted. whole_batch: its
-    statistics pool more than a group, so that a batch cannot be learned from part by part.
+    statistics pool more than a group, so that a batch cannot be learned from part by part. pairs: a group is a better
+    and a worse episode. advantages: it reads A.
     """
 
     form: Form
@@ -52,6 +53,8 @@ class LossRow:
     reference: bool = False
     sampled: bool = True
     whole_batch: bool = False
+    pairs: bool = False
+    advantages: bool = True
 
     @property
     def functions(self) -> tuple[Callable[..., Any], ...]:
@@ -60,7 +63,7 @@ class LossRow:
 
 
 LOSSES: dict[str, LossRow] = {
-    "cross_entropy": LossRow(forms.cross_entropy, sampled=False),
+    "cross_entropy": LossRow(forms.cross_entropy, sampled=False, advantages=False),
     "reinforce": LossRow(forms.reinforce),
     "importance_sampling": LossRow(forms.importance_sampling, corrects=True),
     "ppo": LossRow(forms.ppo, anchored=True),
@@ -72,7 +75,7 @@ LOSSES: dict[str, LossRow] = {
     "dppo_capped": LossRow(forms.dppo_capped, corrects=True),
     "prime_rl": LossRow(forms.prime_rl, corrects=True),
     "ipo": LossRow(forms.ipo, corrects=True),
-    "reverse_kl": LossRow(forms.reverse_kl, corrects=True, reference=True),
+    "reverse_kl": LossRow(forms.reverse_kl, corrects=True, reference=True, advantages=False),
     "sapo": LossRow(forms.sapo, anchored=True),
     "dro": LossRow(forms.dro, corrects=True),
     "drpo": LossRow(forms.drpo, anchored=True),
@@ -88,7 +91,7 @@ LOSSES: dict[str, LossRow] = {
     "m2po": LossRow(pooled.m2po, pooled.second_moment, anchored=True, whole_batch=True),
     "clip_cov": LossRow(pooled.clip_cov, pooled.chosen_by_covariance, anchored=True, whole_batch=True),
     "kl_cov": LossRow(pooled.kl_cov, pooled.top_by_covariance, anchored=True, whole_batch=True),
-    "dpo": LossRow(pooled.dpo, pooled.pair_margin, reference=True, sampled=False),
+    "dpo": LossRow(pooled.dpo, pooled.pair_margin, reference=True, sampled=False, pairs=True),
 }
 
 
@@ -171,8 +174,11 @@ def make_loss(
     """The loss `name` with its knobs bound. Unknown names and knobs are errors. options: other fields of `Loss`."""
     row = name if isinstance(name, LossRow) else loss_row(name)
     owner = f"loss {name!r}" if isinstance(name, str) else f"loss {row.form.__name__!r}"
-    knobs = {knob: _checked(owner, row, knob, value) for knob, value in (config or {}).items()}
-    return Loss(row, knobs, **options)
+    for knob in config or {}:
+        owners = [other for other, r in LOSSES.items() if knob in knobs_of(*r.functions)]
+        if knob not in knobs_of(*row.functions) and owners:
+            raise ValueError(f"knob {knob!r} has no effect on {owner}; it belongs to {', '.join(owners)}")
+    return Loss(row, check_knobs(owner, config or {}, *row.functions), **options)
 
 
 def loss_row(name: str) -> LossRow:
@@ -181,13 +187,6 @@ def loss_row(name: str) -> LossRow:
         close = difflib.get_close_matches(name, LOSSES) or list(LOSSES)
         raise ValueError(f"loss {name!r} does not exist; did you mean {', '.join(close)}?")
     return LOSSES[name]
-
-
-def _checked(owner: str, row: LossRow, knob: str, value: Value) -> Value:
-    owners = [other for other, r in LOSSES.items() if knob in knobs_of(*r.functions)]
-    if knob not in knobs_of(*row.functions) and owners:
-        raise ValueError(f"knob {knob!r} has no effect on {owner}; it belongs to {', '.join(owners)}")
-    return check_knob(owner, knob, value, *row.functions)
 
 
 def _bind(function: Callable[..., Any], knobs: Mapping[str, Value]) -> Callable[..., Any]:

@@ -38,6 +38,11 @@ class Objective:
         return self.loss.anchor_old or self.correct is not None
 
     @property
+    def needs_substeps(self) -> bool:
+        """Whether all that it reads of the old policy is where the ratio to it leaves 1."""
+        return self.loss.anchor_old and self.correct is None
+
+    @property
     def whole_batch(self) -> str | None:
         """Why a step's gradient cannot be taken part by part; None where it can."""
         if self.loss.row.whole_batch:
@@ -50,7 +55,9 @@ class Objective:
 def packed(
     data_D: Sequence[Datum], weights_D: Sequence[np.ndarray], objective: Objective, *, widths: Sequence[int], rows: int
 ) -> Batch:
-    """The datums under their weights, with the columns that the loss reads."""
+    """The datums under their weights, with the columns that the loss reads. Raises ValueError for what is no pair."""
+    if objective.loss.row.pairs:
+        _check_pairs(data_D)
     return pack(
         data_D,
         weights_D,
@@ -61,13 +68,26 @@ def packed(
     )
 
 
+def _check_pairs(data_D: Sequence[Datum]) -> None:
+    """Raise unless every group is one episode of positive and one of negative advantage."""
+    signs: dict[int, dict[int, float]] = {}
+    for d in data_D:
+        signs.setdefault(d.group, {})[d.episode] = float(np.sign(d.advantages[d.mask].sum()))
+    for group, of_episode in signs.items():
+        if sorted(of_episode.values()) != [-1.0, 1.0]:
+            raise ValueError(
+                f"the loss compares pairs, and group {group} has {len(of_episode)} episodes with advantages of sign "
+                f"{sorted(of_episode.values())}: give groups of two, one better than the other"
+            )
+
+
 def observation_weights(data_D: Sequence[Datum]) -> list[np.ndarray]:
     """1 / their number for the tokens that the environment said in answer to the policy, 0 for all others.
 
-    These are the untrained tokens after the first trained one of a datum: not the prompt, and not the context that a
-    later datum of an episode begins with, whose tokens were said once already.
+    These are the tokens after the first trained one of a datum that no policy sampled: not the prompt, not a turn that
+    stays as context only, and not what a later datum of an episode begins with, which was said once already.
     """
-    heard_D = [~d.mask & (np.cumsum(d.mask) > 0) for d in data_D]
+    heard_D = [~d.mask & (d.versions < 0) & (np.cumsum(d.mask) > 0) for d in data_D]
     total = denominator(int(sum(heard.sum() for heard in heard_D)))
     return [heard / total for heard in heard_D]
 

@@ -7,7 +7,8 @@ through a pooled value s, the form's value is that of the episode and its deriva
 gives, written as sg(value) + sg(slope) (x - sg(x)). So an episode may be packed, split into several datums, or spread
 over micro-batches and devices, and its loss does not change (I5).
 
-An episode is pooled whole, also when its history was rewritten: SkyRL's step-wise training pools by turn instead.
+`gspo_token`, `vespo` and `topr` hold the pooled value on purpose. An episode is pooled whole, also when its history was
+rewritten: SkyRL's step-wise training pools by turn instead.
 Notation as in `forms.py`; n is the number of trained tokens of the episode.
 """
 
@@ -52,7 +53,9 @@ def gspo(t: TokenInputs, *, clip_low_threshold: float = 1 - 3e-4, clip_high_thre
     A is the episode's mean advantage. Under `seq_mean_token_mean` the paper's loss: gradient -A s / (E n), or 0 for all
     tokens of an episode whose s is clipped. Under `token_mean`, as in AReaL, episodes weigh by length; under
     `seq_mean_token_sum` it is LUSPO. The thresholds are the paper's; TRL, verl, OpenRLHF, SkyRL and NeMo keep PPO's 0.8
-    and 1.2 unless told otherwise, which a mean log-ratio hardly ever reaches.
+    and 1.2 unless told otherwise, which a mean log-ratio hardly ever reaches. They are as narrow as the noise between a
+    bfloat16 sampler and its trainer: where that is 0.01 a token they cut two episodes in five before the first step has
+    moved anything, so anchor to the old policy there.
     """
     return _sequence_surrogate(t, t.pooled["advantage"], clip_low_threshold, clip_high_threshold)
 
@@ -76,8 +79,8 @@ def sum_ratio(t: TokenInputs) -> Statistics:
 def sequence_ppo(t: TokenInputs, *, clip_low_threshold: float = 0.8, clip_high_threshold: float = 1.2) -> FormResult:
     """-min(s A, clip(s, low, high) A) with s = exp(SUM of x - o): TRL's RLOOTrainer (arXiv 2402.14740).
 
-    The episode is one action. For `seq_mean_token_sum`: the tokens of an episode share its value, 1/n each, and have the gradient -A s. A product
-    of ratios leaves the clip range the sooner, the longer the episode.
+    The episode is one action. For `seq_mean_token_sum`: the tokens of an episode share its value, 1/n each, and have
+    the gradient -A s. A product of ratios leaves the clip range the sooner, the longer the episode.
     """
     loss, clipped = clipped_surrogate(
         t.pooled["log_ratio"], t.pooled["advantage"], clip_low_threshold, clip_high_threshold
@@ -87,25 +90,27 @@ def sequence_ppo(t: TokenInputs, *, clip_low_threshold: float = 0.8, clip_high_t
 
 
 def clipped_mean(t: TokenInputs, *, clip_log_low: float = 0.4, clip_log_high: float = 0.4) -> Statistics:
-    """The mean of the clipped log-ratios of the episode."""
-    return {"log_ratio": pool_mean(_log_clipped(t, clip_log_low, clip_log_high)[0], t.episode, t.mask)}
+    """The episode's mean advantage, and the mean of its log-ratios, clipped."""
+    advantage = pool_mean(t.advantage, t.episode, t.mask)
+    clipped, _ = _log_clipped(t.log_ratio, advantage, clip_log_low, clip_log_high)
+    return {"log_ratio": pool_mean(clipped, t.episode, t.mask), "advantage": advantage}
 
 
-def _log_clipped(t: TokenInputs, low: float, high: float) -> tuple[jax.Array, jax.Array]:
+def _log_clipped(z: jax.Array, advantage: jax.Array, low: float, high: float) -> tuple[jax.Array, jax.Array]:
     """(the log-ratio, bounded in the direction A pushes it; where it was)."""
-    z = t.log_ratio
-    over, under = (t.advantage > 0) & (z > high), (t.advantage < 0) & (z < -low)
+    over, under = (advantage > 0) & (z > high), (advantage < 0) & (z < -low)
     return jnp.where(over, high, jnp.where(under, -low, z)), over | under
 
 
 def gmpo(t: TokenInputs, *, clip_log_low: float = 0.4, clip_log_high: float = 0.4) -> FormResult:
     """-A exp(mean of z over the episode), z = x - o clipped token by token in log space (arXiv 2507.20673).
 
-    z = min(x - o, clip_log_high) where A > 0, max(x - o, -clip_log_low) where A < 0. For `seq_mean_token_mean`. The
-    paper and TRL take 0.4; verl reuses PPO's clip ratio of 0.2.
+    z = min(x - o, clip_log_high) where A > 0, max(x - o, -clip_log_low) where A < 0, with A the episode's mean. For
+    `seq_mean_token_mean`. The paper and TRL take 0.4; verl reuses PPO's clip ratio of 0.2.
     """
-    _, clipped = _log_clipped(t, clip_log_low, clip_log_high)
-    value = -t.advantage * jnp.exp(t.pooled["log_ratio"])
+    advantage = t.pooled["advantage"]
+    _, clipped = _log_clipped(t.log_ratio, advantage, clip_log_low, clip_log_high)
+    value = -advantage * jnp.exp(t.pooled["log_ratio"])
     return attached(value, jnp.where(clipped, 0.0, value), t.logp_new), clipped
 
 
@@ -193,8 +198,8 @@ def second_moment(t: TokenInputs, *, second_moment_max: float = 0.04) -> Statist
     ordered = jnp.sort(jnp.where(t.mask, square, jnp.inf).ravel())
     means = jnp.cumsum(ordered) / jnp.arange(1, ordered.size + 1, dtype=ordered.dtype)
     fitting = (means <= second_moment_max).sum()  # the means ascend
-    last = jnp.where(fitting > 0, ordered[jnp.maximum(fitting - 1, 0)], -1.0)
-    return {"kept": square <= last}
+    first_out = jnp.where(fitting < ordered.size, ordered[jnp.minimum(fitting, ordered.size - 1)], jnp.inf)
+    return {"kept": square < first_out}  # all that tie with the first that does not fit leave
 
 
 def m2po(t: TokenInputs, *, second_moment_max: float = 0.04) -> FormResult:
@@ -230,24 +235,28 @@ def chosen_by_covariance(
 ) -> Statistics:
     """A share of the tokens, drawn from those that PPO does not clip and whose covariance lies in the band.
 
-    The draw is a hash of what was recorded when the token was sampled, so it depends neither on packing nor on the
-    order of the batch; tokens with one log-prob in one episode are drawn together.
+    The draw is a hash of the token's recorded log-prob, its position and its whole episode's, so it depends neither on
+    packing nor on the order or the number of the batch's episodes. Episodes alike to the last token are drawn alike.
     """
     _, clipped = ppo(t, clip_low_threshold=clip_low_threshold, clip_high_threshold=clip_high_threshold)
     covariance = _covariance(t)
     candidates = t.mask & ~clipped & (covariance > covariance_low) & (covariance < covariance_high)
-    return {"chosen": largest(_hashed(t), candidates, _share(t.mask, covariance_share))}
+    drawn = drawn_numbers(t)
+    return {"chosen": largest(drawn, drawn, candidates, _share(t.mask, covariance_share))}
 
 
-def _hashed(t: TokenInputs) -> jax.Array:
-    """A number in [0, 1) a token, from its sampler log-prob and its episode (the finalizer of MurmurHash3)."""
-    assert t.episode is not None
-    bits = jax.lax.bitcast_convert_type(t.logp_sampler.astype(jnp.float32), jnp.uint32)
-    bits ^= t.episode.astype(jnp.uint32) * jnp.uint32(0x9E3779B1)
+def drawn_numbers(t: TokenInputs) -> jax.Array:
+    """uint32, as if drawn: a hash of what was recorded when the token was sampled, and of its episode's tokens."""
+    recorded = jax.lax.bitcast_convert_type(t.logp_sampler.astype(jnp.float32), jnp.uint32)
+    own = _mixed(recorded ^ (t.position.astype(jnp.uint32) * jnp.uint32(0x9E3779B1)))
+    return _mixed(own ^ pool_sum(own, t.episode, t.mask))  # a sum modulo 2^32, in whatever order
+
+
+def _mixed(bits: jax.Array) -> jax.Array:
+    """The finalizer of MurmurHash3."""
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
         bits = (bits ^ (bits >> jnp.uint32(shift))) * jnp.uint32(factor)
-    bits ^= bits >> jnp.uint32(16)
-    return bits.astype(t.logp_new.dtype) / 2.0**32
+    return bits ^ (bits >> jnp.uint32(16))
 
 
 def clip_cov(
@@ -270,8 +279,8 @@ def clip_cov(
 
 
 def top_by_covariance(t: TokenInputs, *, covariance_share: float = 2e-4) -> Statistics:
-    """The share of the tokens with the largest covariance; all of those that tie for the last place."""
-    return {"chosen": largest(_covariance(t), t.mask, _share(t.mask, covariance_share))}
+    """The share of the tokens with the largest covariance; of those that tie for the last place, as if drawn."""
+    return {"chosen": largest(_covariance(t), drawn_numbers(t), t.mask, _share(t.mask, covariance_share))}
 
 
 def kl_cov(t: TokenInputs, *, covariance_share: float = 2e-4, covariance_coef: float = 1.0) -> FormResult:
@@ -301,8 +310,8 @@ def pair_margin(t: TokenInputs, *, dpo_beta: float = 0.1) -> Statistics:
 def dpo(t: TokenInputs, *, dpo_beta: float = 0.1) -> FormResult:
     """-log sigmoid(dpo_beta ((X_c - F_c) - (X_r - F_r))) of the pair (Rafailov et al. 2023, arXiv 2305.18290).
 
-    A group is a pair: A > 0 marks the chosen episode, A < 0 the rejected one. X and F are sums over tokens. For the
-    aggregation `prompt_mean_token_sum`, the mean over pairs; a pair's tokens share its value.
+    A group is a pair, else a ValueError: A > 0 marks the chosen episode, A < 0 the rejected one. X and F are sums over
+    tokens. For the aggregation `prompt_mean_token_sum`, the mean over pairs; a pair's tokens share its value.
     """
     z = t.pooled["margin"]
     slope = -dpo_beta * jax.nn.sigmoid(-z) * jnp.sign(t.advantage)

@@ -238,6 +238,7 @@ def _inputs(batch: Batch, logp: jax.Array, entropy: jax.Array | None = None) -> 
         logp_ref=batch.logp_ref,
         correction=batch.correction,
         entropy=entropy,
+        position=batch.positions,
         episode=batch.episodes,
         group=batch.groups,
     )

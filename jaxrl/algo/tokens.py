@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 
@@ -19,8 +20,8 @@ class TokenInputs(NamedTuple):
     logp_new, x: under the parameters being trained. logp_sampler, q: recorded when the token was drawn. logp_old, o:
     under the parameters before the batch's first step. logp_ref, f: under the reference model. correction: a factor of
     the policy's term that makes up for q not being o. entropy: of the distribution that the token is drawn from.
-    episode, group: pools, numbered from 0, each below the number of tokens. None: nobody reads it. Natural logarithms.
-    pooled: what the form's statistics said of the whole batch, read by its name.
+    position: of the token in its sequence. episode, group: pools, numbered from 0, each below the number of tokens.
+    None: nobody reads it. pooled: what the form's statistics said of the whole batch, by name. Natural logarithms.
     """
 
     logp_new: Float[Array, "*tokens"]
@@ -31,6 +32,7 @@ class TokenInputs(NamedTuple):
     logp_ref: Float[Array, "*tokens"] | None = None
     correction: Float[Array, "*tokens"] | None = None
     entropy: Float[Array, "*tokens"] | None = None
+    position: Int[Array, "*tokens"] | None = None
     episode: Int[Array, "*tokens"] | None = None
     group: Int[Array, "*tokens"] | None = None
     pooled: Mapping[str, jax.Array] = {}
@@ -44,7 +46,7 @@ class TokenInputs(NamedTuple):
 def pool_sum(values: jax.Array, ids: jax.Array | None, mask: jax.Array) -> jax.Array:
     """At every token, the sum of `values` over the masked-in tokens with its id."""
     assert ids is not None, "a form with statistics needs the ids of the pools it sums over"
-    kept = jnp.where(mask, values, 0.0)
+    kept = jnp.where(mask, values, jnp.zeros((), values.dtype))
     totals = jax.ops.segment_sum(kept.ravel(), ids.ravel(), num_segments=ids.size)
     return totals[ids]
 
@@ -64,8 +66,9 @@ def batch_mean(values: jax.Array, mask: jax.Array) -> jax.Array:
     return jnp.where(mask, values, 0.0).sum() / jnp.maximum(mask.sum().astype(values.dtype), 1.0)
 
 
-def largest(values: jax.Array, mask: jax.Array, count: jax.Array) -> jax.Array:
-    """Which masked-in tokens are among the `count` largest; those equal to the last of them are, too."""
-    ordered = jnp.sort(jnp.where(mask, values, -jnp.inf).ravel(), descending=True)
-    last = ordered[jnp.clip(count - 1, 0, ordered.size - 1)]
-    return mask & (values >= last) & (count > 0)
+def largest(values: jax.Array, drawn: jax.Array, mask: jax.Array, count: jax.Array) -> jax.Array:
+    """Which masked-in tokens are among the `count` largest; of equal ones those with the larger `drawn`."""
+    keys = (mask.ravel().astype(jnp.int32), values.ravel(), drawn.ravel())
+    *_, last_value, last_drawn = (x[::-1][jnp.clip(count - 1, 0, x.size - 1)] for x in lax.sort(keys, num_keys=3))
+    higher = (values > last_value) | ((values == last_value) & (drawn >= last_drawn))
+    return mask & (higher | (count >= mask.sum(dtype=jnp.int32)))

@@ -1,28 +1,24 @@
-"""Published algorithms as rows, and a row with a run's overrides as something to train with.
+"""Published algorithms as rows: an advantage, a loss form, an aggregation, what keeps the policy near a reference, what
+is made of the mismatch between sampler and trainer, and where it was published.
 
-A row names an advantage, a loss form, an aggregation, what keeps the policy near a reference, and what is made of the
-mismatch between sampler and trainer, with the paper. `resolve` applies `loss_fn_config`, whose keys are the parts of a
-row or the knobs of those parts, and refuses what has no effect (I12). Knows the tables; never a branch: an algorithm
-that does not fit a row needs a new row in one of the tables, not an `if`.
+Knows names; `algorithm.py` makes something to train with of a row. Never a branch: an algorithm that does not fit a row
+needs a new row in one of the tables, not an `if`.
 """
 
 import difflib
-from collections.abc import Callable, Mapping, Sequence
+import inspect
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
-from jaxrl.algo.advantage import ADVANTAGES, CriticFit, check_advantage, critic_fit_of
-from jaxrl.algo.aggregate import AGGREGATIONS
-from jaxrl.algo.correction import CORRECTIONS, correct
-from jaxrl.algo.entropy import ENTROPY_BONUSES
-from jaxrl.algo.kl import KL_LOSSES, KL_PENALTIES, loss_term, reward
-from jaxrl.algo.knobs import Value, check_knob, knobs_of, number
-from jaxrl.algo.loss import LOSSES, Form, Loss, LossRow, loss_row
-from jaxrl.algo.objective import Objective
-from jaxrl.types import Datum
+from jaxrl.algo.knobs import Value, knobs_of
+from jaxrl.algo.loss import Form, LossRow
 
 Config = Mapping[str, Value]
+
+
+PARTS = ("advantage", "loss", "aggregation", "kl", "correction", "anchor", "entropy")
+"""What `loss_fn_config` can name, beside knobs; two more keys are numbers: aggregation_constant, observation_coef."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +42,6 @@ class Variant:
 
 _DPPO = "arXiv 2602.04879"
 _COVARIANCE = "arXiv 2505.22617"
-_PPO = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}
 
 VARIANTS: dict[str, Variant] = {
     "importance_sampling": Variant(
@@ -65,12 +60,7 @@ VARIANTS: dict[str, Variant] = {
         loss_fn_config={"kl_coef": 0.05},
     ),
     "reinforce_pp": Variant(
-        "reinforce_pp",
-        "ppo",
-        "token_mean",
-        "arXiv 2501.03262",
-        kl="advantage",
-        loss_fn_config={"kl_coef": 1e-3, "kl_discount": 1.0},
+        "reward", "ppo", "token_mean", "arXiv 2501.03262", kl="advantage_whitened", loss_fn_config={"kl_coef": 1e-3}
     ),
     "turn_ppo": Variant("critic", "ppo", "token_mean", "arXiv 2512.17008"),
     "opo": Variant("opo", "reinforce", "token_mean", "arXiv 2505.23585"),
@@ -98,7 +88,14 @@ VARIANTS: dict[str, Variant] = {
     "cispo": Variant("mean_std", "cispo", "token_mean", "arXiv 2506.13585"),
     "scalerl": Variant("batch_std", "cispo", "prompt_mean", "arXiv 2510.13786"),
     "rollout_is": Variant("mean_std", "rollout_is", "token_mean", "SkyRL, rollout_is"),
-    "minirl": Variant("mean", "masked_pg", "token_mean", "arXiv 2512.01374", anchor="old"),
+    "minirl": Variant(
+        "mean",
+        "masked_pg",
+        "token_mean",
+        "arXiv 2512.01374",
+        anchor="old",
+        loss_fn_config={"ratio_max": float("inf")},
+    ),
     "dppo": Variant("mean", "dppo", "seq_mean_token_sum_norm", _DPPO, loss_fn_config={"divergence": "tv"}),
     "dppo_kl": Variant(
         "mean",
@@ -144,32 +141,6 @@ VARIANTS: dict[str, Variant] = {
 }
 
 
-@dataclass(frozen=True)
-class Algorithm:
-    """What a run trains with: every part of a row with its knobs bound, checked against each other.
-
-    penalize: datums with reference log-probs -> datums with other advantages. penalties: such datums -> what the reward
-    of each (group, episode) loses. critic: how the critic learns whose values the advantage is over, if there is one.
-    """
-
-    objective: Objective
-    advantage: str
-    advantage_knobs: Config
-    penalize: Callable[[Sequence[Datum]], list[Datum]] | None = None
-    penalties: Callable[[Sequence[Datum]], Mapping[tuple[int, int], float]] | None = None
-    critic: CriticFit | None = None
-
-    @property
-    def centred(self) -> bool:
-        """Whether penalties are less their mean over the batch."""
-        return isinstance(self.penalize, partial) and self.penalize.func is KL_PENALTIES["advantage_centred"]
-
-    @property
-    def reads_reference(self) -> bool:
-        """Whether a batch is scored under the reference."""
-        return self.objective.loss.reads_reference or (self.penalize or self.penalties) is not None
-
-
 def variant(name: str) -> Variant:
     """The row of that name. Raises ValueError with the nearest names."""
     if name not in VARIANTS:
@@ -191,227 +162,9 @@ def own_variant(name: str, given: object) -> Variant:
     if not isinstance(given, LossRow) and not callable(given):
         raise ValueError(f"loss_fn={name!r} is {given!r}; expected a Variant, a LossRow or a function of tokens")
     row = given if isinstance(given, LossRow) else LossRow(cast(Form, given), anchored=True)
+    knobs = knobs_of(*row.functions)
+    if bare := [knob for knob, default in knobs.items() if default is inspect.Parameter.empty]:
+        raise ValueError(f"loss_fn={name!r} has no default for {', '.join(bare)}: a knob is a keyword with a default")
+    if taken := [knob for knob in knobs if knob in PARTS]:
+        raise ValueError(f"loss_fn={name!r} has a knob called {taken[0]!r}, which is a part; rename it")
     return Variant("mean", row, "token_mean", name)
-
-
-def resolve(row: Variant, config: Config | None = None) -> Algorithm:
-    """The row with `loss_fn_config` applied. Raises ValueError for what is unknown, impossible or without effect.
-
-    A key is a part (advantage, loss, aggregation, kl, correction, anchor, entropy; "none" leaves one out), a knob of a
-    part that is used, aggregation_constant, or observation_coef.
-    """
-    given = dict(config or {})
-    parts = _parts(row, given)
-    constant, observation = given.pop("aggregation_constant", None), given.pop("observation_coef", 0.0)
-    readers = _readers(parts)
-    _check_read(given, readers)
-    defaults = {k: v for k, v in row.loss_fn_config.items() if k not in given}
-    bound = {(r.kind, r.name): _bound(r, defaults | given) for r in readers}
-    _check_together(parts)
-    return _assembled(parts, bound, constant, number("observation_coef", observation))
-
-
-@dataclass(frozen=True)
-class Explained:
-    """One part of an algorithm: what it is, what its docstring says, and its knobs as they are set."""
-
-    kind: str
-    name: str
-    says: str
-    knobs: Config
-
-
-def explain(row: Variant, config: Config | None = None) -> list[Explained]:
-    """The parts of the row with `loss_fn_config` applied, in the order a batch meets them. Raises as `resolve` does."""
-    resolve(row, config)
-    given = dict(config or {})
-    parts = _parts(row, given)
-    values = dict(row.loss_fn_config) | given
-    explained = []
-    for reader in _readers(parts):
-        known = knobs_of(*reader.functions)
-        function = KL_LOSSES.get(reader.name, reader.functions[0]) if reader.kind == "kl" else reader.functions[0]
-        knobs = {knob: values.get(knob, default) for knob, default in known.items()}
-        explained.append(Explained(reader.kind, reader.name, function.__doc__ or "", knobs))
-    constant = {k: given[k] for k in ("aggregation_constant",) if k in given}
-    return [*explained, Explained("aggregation", parts.aggregation, AGGREGATIONS[parts.aggregation].says, constant)]
-
-
-@dataclass(frozen=True)
-class _Parts:
-    """The parts of an algorithm by name, None where there is none."""
-
-    advantage: str
-    loss: LossRow
-    loss_name: str
-    aggregation: str
-    kl: str | None
-    correction: tuple[str, ...]
-    anchor: str
-    entropy: str | None
-
-
-@dataclass(frozen=True)
-class _Reader:
-    """Who reads knobs: a part by kind and name, and the functions whose keyword-only parameters they are."""
-
-    kind: str
-    name: str
-    functions: tuple[Callable[..., Any], ...]
-
-    @property
-    def owner(self) -> str:
-        """What errors call it."""
-        return f"{self.kind} {self.name!r}"
-
-
-def _parts(row: Variant, given: dict[str, Value]) -> _Parts:
-    """The parts of the row, those that `given` names taken out of it."""
-
-    def pick(name: str, default: str | None) -> str | None:
-        word = given.pop(name, default)
-        return None if word in (None, "none") else str(word)
-
-    advantage, aggregation = pick("advantage", row.advantage), pick("aggregation", row.aggregation)
-    correction = tuple((pick("correction", row.correction) or "").split("+"))
-    correction = () if correction == ("",) else correction
-    kl, entropy = pick("kl", row.kl), pick("entropy", None)
-    loss = given.pop("loss", row.loss)
-    for name, value, table in (
-        ("advantage", advantage, ADVANTAGES),
-        ("aggregation", aggregation, AGGREGATIONS),
-        *(("correction", part, CORRECTIONS) for part in correction),
-        ("kl", kl or "reward", {**KL_LOSSES, **KL_PENALTIES, "reward": None}),
-        ("entropy", entropy or "fixed", ENTROPY_BONUSES),
-    ):
-        if value not in table:
-            close = difflib.get_close_matches(str(value), table) or list(table)
-            raise ValueError(f"{name}={value!r} does not exist; did you mean {', '.join(close)}?")
-    anchor = str(given.pop("anchor", "old" if correction and row.correction is None else row.anchor))
-    if anchor not in ("sampler", "old"):
-        raise ValueError(f"anchor={anchor!r}: expected sampler (the recorded log-probs) or old (scored anew)")
-    named = loss_row(str(loss)) if not isinstance(loss, LossRow) else loss
-    label = str(loss) if not isinstance(loss, LossRow) else loss.form.__name__
-    return _Parts(str(advantage), named, label, str(aggregation), kl, correction, anchor, entropy)
-
-
-def _readers(parts: _Parts) -> list[_Reader]:
-    """Who reads knobs."""
-    readers = [
-        _Reader("advantage", parts.advantage, ADVANTAGES[parts.advantage].functions),
-        _Reader("loss", parts.loss_name, parts.loss.functions),
-    ]
-    if parts.kl is not None:
-        readers.append(
-            _Reader("kl", parts.kl, (loss_term if parts.kl in KL_LOSSES else KL_PENALTIES.get(parts.kl, reward),))
-        )
-    if parts.entropy is not None:
-        readers.append(_Reader("entropy", parts.entropy, (ENTROPY_BONUSES[parts.entropy],)))
-    if parts.correction:
-        readers.append(_Reader("correction", "+".join(parts.correction), (correct,)))
-    return readers + [_Reader("factor", name, (CORRECTIONS[name],)) for name in parts.correction]
-
-
-def _check_read(given: Config, readers: Sequence[_Reader]) -> None:
-    """Refuse a knob that none of the parts reads (I12)."""
-    known = {knob for reader in readers for knob in knobs_of(*reader.functions)}
-    for knob in given:
-        if knob not in known and (owners := [r.owner for r in _every_reader() if knob in knobs_of(*r.functions)]):
-            raise ValueError(
-                f"loss_fn_config.{knob} has no effect: none of {', '.join(r.owner for r in readers)} reads it; it "
-                f"belongs to {', '.join(owners)}"
-            )
-        if knob not in known:
-            close = difflib.get_close_matches(knob, [*known, *_PART_NAMES], cutoff=0.4) or sorted(
-                {*known, *_PART_NAMES}
-            )
-            raise ValueError(f"loss_fn_config.{knob} does not exist; the nearest names are {', '.join(close)}")
-
-
-def _every_reader() -> list[_Reader]:
-    """All that read knobs, whatever is chosen."""
-    return [
-        *(_Reader("advantage", name, row.functions) for name, row in ADVANTAGES.items()),
-        *(_Reader("loss", name, row.functions) for name, row in LOSSES.items()),
-        *(_Reader("kl", name, (loss_term,)) for name in KL_LOSSES),
-        *(_Reader("kl", name, (function,)) for name, function in {**KL_PENALTIES, "reward": reward}.items()),
-        *(_Reader("entropy", name, (function,)) for name, function in ENTROPY_BONUSES.items()),
-        *(_Reader("factor", name, (function,)) for name, function in CORRECTIONS.items()),
-        _Reader("correction", "any", (correct,)),
-    ]
-
-
-_PART_NAMES = (
-    "advantage", "loss", "aggregation", "kl", "correction", "anchor", "entropy", "aggregation_constant",
-    "observation_coef",
-)  # fmt: skip
-
-
-def _bound(reader: _Reader, config: Config) -> dict[str, Value]:
-    """The knobs that the reader reads, checked; those of advantages have a check of their own."""
-    known = knobs_of(*reader.functions)
-    read = {knob: value for knob, value in config.items() if knob in known}
-    if reader.kind == "advantage":
-        return check_advantage(reader.name, read)
-    return {knob: check_knob(reader.owner, knob, value, *reader.functions) for knob, value in read.items()}
-
-
-_AS_THE_ENVS_GAVE = {"moving_baseline": "the baseline moves with", "critic": "the critic's values are of"}
-"""Advantages that remember rewards from step to step, which no penalty is taken off, and how."""
-
-
-def _check_together(parts: _Parts) -> None:
-    """Refuse parts that contradict each other, with the reason."""
-    loss, name = parts.loss, f"loss {parts.loss_name!r}"
-    if parts.anchor == "old" and not loss.anchored and not parts.correction:
-        raise ValueError(f"anchor=old has no effect: {name} has no ratio to an anchor; leave it out")
-    if parts.correction and loss.corrects:
-        raise ValueError(
-            f"correction={'+'.join(parts.correction)} would count twice: the ratio of {name} is against the sampler "
-            "already; take a form such as reinforce or ppo"
-        )
-    if parts.correction and loss.anchored and parts.anchor == "sampler":
-        raise ValueError(
-            f"correction={'+'.join(parts.correction)} with anchor=sampler would count twice: the ratio of {name} is "
-            "then against the sampler already; take anchor=old, or leave the correction out"
-        )
-    if parts.kl is not None and parts.loss_name == "reverse_kl":
-        raise ValueError(f"kl={parts.kl} would count the reference twice: {name} is the distance to it already")
-    if parts.kl == "reward" and parts.advantage in _AS_THE_ENVS_GAVE:
-        raise ValueError(
-            f"kl=reward with advantage={parts.advantage}: {_AS_THE_ENVS_GAVE[parts.advantage]} the rewards that the "
-            "envs gave; take kl=advantage, or a kl in the loss"
-        )
-    if parts.kl in (*KL_PENALTIES, "reward") and not loss.sampled:
-        raise ValueError(f"kl={parts.kl} changes advantages, and {name} does not learn from them; take a loss's kl")
-
-
-def _assembled(
-    parts: _Parts, bound: Mapping[tuple[str, str], Config], constant: Value | None, observation: float
-) -> Algorithm:
-    """The parts with their knobs."""
-    kl_knobs = bound.get(("kl", parts.kl or ""), {})
-    factors = [partial(CORRECTIONS[name], **bound["factor", name]) for name in parts.correction]
-    joined = "+".join(parts.correction)
-    objective = Objective(
-        Loss(
-            parts.loss,
-            bound["loss", parts.loss_name],
-            anchor_old=parts.anchor == "old" and parts.loss.anchored,
-            corrected=bool(factors),
-            kl=partial(loss_term, KL_LOSSES[parts.kl], **kl_knobs) if parts.kl in KL_LOSSES else None,
-            observation_coef=observation,
-        ),
-        parts.aggregation,
-        None if constant is None else number("aggregation_constant", constant),
-        correct=partial(correct, factors, **bound["correction", joined]) if factors else None,
-        entropy=ENTROPY_BONUSES[parts.entropy](**bound["entropy", parts.entropy]) if parts.entropy else None,
-    )
-    return Algorithm(
-        objective,
-        parts.advantage,
-        bound["advantage", parts.advantage],
-        penalize=partial(KL_PENALTIES[parts.kl], **kl_knobs) if parts.kl in KL_PENALTIES else None,
-        penalties=partial(reward, **kl_knobs) if parts.kl == "reward" else None,
-        critic=critic_fit_of(parts.advantage, bound["advantage", parts.advantage]),
-    )

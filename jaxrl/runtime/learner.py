@@ -143,13 +143,12 @@ class Learner:
         self._step = make_train_step(model, lora, objective.loss, optimizer, **options)
         self._streamed = make_streamed_step(model, lora, objective.loss, optimizer, **options)
         self._references = {"": Reference(model, base), **(references or {})}
+        # like the streamed step, these are compiled when they are first used
+        self._score_old = make_eval_logprobs(model, lora, temperature=temperature, mesh=mesh)
         self._score = {
-            _OLD: make_eval_logprobs(model, lora, temperature=temperature, mesh=mesh),
-            **{
-                name: make_eval_logprobs(r.model, None, temperature=temperature, mesh=mesh)
-                for name, r in self._references.items()
-            },
-        }  # like the streamed step, compiled when they are first used
+            name: make_eval_logprobs(r.model, None, temperature=temperature, mesh=mesh)
+            for name, r in self._references.items()
+        }
         self._underway: _Underway | None = None
         if lora is None:
             self._base, start = None, base
@@ -176,7 +175,8 @@ class Learner:
     @property
     def compilations(self) -> int:
         """Training programs compiled so far."""
-        programs = (self._step, self._streamed.start, self._streamed.add, self._streamed.finish, *self._score.values())
+        programs = (self._step, self._streamed.start, self._streamed.add, self._streamed.finish)
+        programs = (*programs, self._score_old, *self._score.values())
         of_critic = () if self._critic is None else (self._critic.features, self._critic.fit)
         return sum(program._cache_size() for program in (*programs, *of_critic))  # pyright: ignore
 
@@ -209,7 +209,7 @@ class Learner:
         """The datums scored under the policy of now where the objective asks for it, and with its correction."""
         if not self._objective.reads_old:
             return list(data_D)
-        logp_D = self._logprobs(self._score[_OLD], self.state.params, self._base, data_D)
+        logp_D = self._logprobs(self._score_old, self.state.params, self._base, data_D)
         scored_D = [replace(d, logprobs_old=logp) for d, logp in zip(data_D, logp_D, strict=True)]
         return scored_D if self._objective.correct is None else self._objective.correct(scored_D)
 
@@ -333,8 +333,6 @@ class Learner:
         """Shapes and dtypes of the state, for reading a checkpoint."""
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), self.state)
 
-
-_OLD = "old policy"  # in the table of what scores; no reference may be called so
 
 _ADAPTER_STREAM = 0x10A  # keeps the adapter's key apart from other uses of the run's seed
 

@@ -8,8 +8,9 @@ import dataclasses
 import itertools
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,23 +19,25 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl.algo.aggregate import token_weights
+from jaxrl.algo.algorithm import Algorithm, resolve
 from jaxrl.algo.batch import choose_width, datum_values, pack
 from jaxrl.algo.data import trainable
 from jaxrl.algo.objective import packed
 from jaxrl.algo.optimizer import OptimizerConfig
 from jaxrl.algo.shaping import Shaping, SoftOverlong
 from jaxrl.algo.step import make_eval_logprobs, make_gradients
-from jaxrl.algo.variants import VARIANTS, Algorithm, resolve
+from jaxrl.algo.variants import VARIANTS
 from jaxrl.models.config import ModelConfig
 from jaxrl.models.lora import LoraConfig
 from jaxrl.models.spec import Params
 from jaxrl.runtime.checkpoint import Checkpointer
-from jaxrl.runtime.learner import Learner, Packing
+from jaxrl.runtime.learner import Learner, Packing, Reference
 from jaxrl.runtime.log import read_metrics
-from jaxrl.runtime.loop import Teaching, training_data
+from jaxrl.runtime.loop import Teaching, teacher_names, training_data
 from jaxrl.runtime.policy import load_policy
 from jaxrl.runtime.record import groups_from_records, read_records, rollout_file
 from jaxrl.runtime.run_dir import RunDir, write_atomic
+from jaxrl.train import Config, checked_algorithm
 from jaxrl.types import Datum, TrajectoryGroup
 from recipes.loss_study.study import Study, knobs_of
 
@@ -62,14 +65,33 @@ def write_replay(study: Study) -> Path:
     run = RunDir(Path(study.replay).expanduser())
     if not run.config.is_file():
         raise ValueError(f"replay={run.path} is no run directory: it has no config.json")
-    config = json.loads(run.config.read_text())
+    config = with_numbers(json.loads(run.config.read_text()))
     step = _step(run, study.replay_step)
-    groups_P = recorded_groups(run, config, step)
-    checkpoint, gradients = take_gradients(run, config, groups_P, study)
+    algorithm = recorded_algorithm(config)
+    groups_P = recorded_groups(run, config, algorithm, step)
+    checkpoint, gradients = take_gradients(run, config, algorithm, groups_P, study)
     path = run.path / f"replay_step_{step:06d}.md"
     write_atomic(path, markdown(gradients, run.path.name, step, checkpoint, len(groups_P)) + "\n")
     write_atomic(path.with_suffix(".json"), json.dumps(as_json(gradients, step, checkpoint), indent=1) + "\n")
     return path
+
+
+def with_numbers(config: dict[str, Any]) -> dict[str, Any]:
+    """The configuration with numbers for the words that JSON has instead: inf, in knobs and in the optimizer."""
+    numbers = {word: float(word) for word in ("inf", "-inf", "nan")}
+    for name in {"loss_fn_config", "optimizer", "shaping"} & config.keys():
+        config[name] = {key: numbers.get(v, v) if isinstance(v, str) else v for key, v in config[name].items()}
+    return config
+
+
+def recorded_algorithm(config: dict[str, Any]) -> Algorithm:
+    """What the run itself trained with. A loss of its own is imported; raises ValueError where that fails."""
+    return checked_algorithm(Config(**{name: config[name] for name in _OF_AN_ALGORITHM}))
+
+
+_OF_AN_ALGORITHM = (
+    "model_name", "log_path", "max_tokens", "loss_fn", "loss_fn_config", "num_substeps", "reference_model", "teachers",
+)  # fmt: skip
 
 
 def _step(run: RunDir, step: int | None) -> int:
@@ -82,13 +104,14 @@ def _step(run: RunDir, step: int | None) -> int:
     return recorded[-1] if step is None else step
 
 
-def recorded_groups(run: RunDir, config: dict[str, Any], step: int) -> list[TrajectoryGroup]:
+def recorded_groups(run: RunDir, config: dict[str, Any], algorithm: Algorithm, step: int) -> list[TrajectoryGroup]:
     """The whole batch of a step. Raises ValueError when only a part of it was recorded."""
     groups_P = groups_from_records(read_records(rollout_file(run.rollouts, step)))
     (metrics,) = [m for m in read_metrics(run.metrics) if m["step"] == step] or [{}]
     if "data/groups_trained" not in metrics:
         raise ValueError(f"step {step} of {run.path} was not finished, so it cannot be told whether its batch is whole")
-    trained, found = int(metrics["data/groups_trained"]), sum(useful(config, groups_P))
+    trained = int(metrics["data/groups_trained"])
+    found = sum(trainable(groups_P, algorithm.advantage, **algorithm.advantage_knobs))
     if found != trained:
         raise ValueError(
             f"the rollouts of step {step} hold {found} of the {trained} groups that it trained on: the run kept "
@@ -98,23 +121,26 @@ def recorded_groups(run: RunDir, config: dict[str, Any], step: int) -> list[Traj
     return groups_P
 
 
-def useful(config: dict[str, Any], groups_P: Sequence[TrajectoryGroup]) -> list[bool]:
-    """Which groups the run itself learned from."""
-    teaching, _ = taught(config, config["loss_fn"], config["loss_fn_config"])
-    return trainable(groups_P, teaching.advantage, **teaching.knobs)
-
-
-def taught(config: dict[str, Any], variant: str, knobs: dict[str, Any]) -> tuple[Teaching, Algorithm]:
-    """What the variant makes of rewards and of tokens, in a run configured like that."""
-    algorithm = resolve(VARIANTS[variant], knobs)
+def taught(config: dict[str, Any], algorithm: Algorithm) -> Teaching:
+    """What the algorithm makes of rewards in a run configured like that."""
     overlong = config["shaping"]["overlong"]
     shaping = Shaping(**{**config["shaping"], "overlong": overlong and SoftOverlong(**overlong)})
-    return Teaching(algorithm.advantage, config["overlong_masking"], shaping, algorithm.advantage_knobs), algorithm
+    return Teaching(
+        algorithm.advantage,
+        config["overlong_masking"],
+        shaping,
+        algorithm.advantage_knobs,
+        reference=algorithm.reads_reference,
+        teachers=tuple(config["teachers"]),
+    )
 
 
 @dataclass(frozen=True)
 class _Recorded:
-    """The policy of the recorded run at a checkpoint, and how its batches are packed."""
+    """The policy of the recorded run at a checkpoint, and how its batches are packed.
+
+    baselines: what moving baselines had come to there.
+    """
 
     learner: Learner
     model: ModelConfig
@@ -122,6 +148,7 @@ class _Recorded:
     lora: LoraConfig | None
     packing: Packing
     config: dict[str, Any]
+    baselines: Mapping[str, float]
 
     @property
     def weights(self) -> tuple[Any, Params | None]:
@@ -130,25 +157,43 @@ class _Recorded:
 
 
 def take_gradients(
-    run: RunDir, config: dict[str, Any], groups_P: Sequence[TrajectoryGroup], study: Study
+    run: RunDir, config: dict[str, Any], own: Algorithm, groups_P: Sequence[TrajectoryGroup], study: Study
 ) -> tuple[int, list[Gradient]]:
-    """The gradient of every variant at a checkpoint of the run (0: before training), and which one."""
-    recorded = _open(run, config)
-    checkpoint = _go_to(run, recorded.learner, study.replay_checkpoint)
-    return checkpoint, [_gradient(recorded, groups_P, v, knobs_of(study, v)) for v in study.variants]
+    """The gradient of every variant at a checkpoint of the run (0: before training), and which one.
+
+    own: what the run trained with, of which the checkpoint's state is. Raises ValueError for a variant that asks what
+    a replay does not know.
+    """
+    algorithms = {v: resolve(VARIANTS[v], knobs_of(study, v)) for v in study.variants}
+    for variant, algorithm in algorithms.items():
+        _check_replayed(variant, algorithm, config)
+    scored = any(algorithm.reads_reference for algorithm in algorithms.values())
+    checkpoint, recorded = _open(run, config, own, study.replay_checkpoint, scored=scored)
+    return checkpoint, [_gradient(recorded, groups_P, v, algorithm) for v, algorithm in algorithms.items()]
 
 
-def _gradient(
-    recorded: _Recorded, groups_P: Sequence[TrajectoryGroup], variant: str, knobs: dict[str, Any]
-) -> Gradient:
-    teaching, algorithm = taught(recorded.config, variant, knobs)
-    if algorithm.penalties is not None:
-        raise ValueError(f"variant {variant} takes a distance to a reference off the rewards, which a replay cannot do")
-    data_D, _ = training_data(groups_P, teaching)
+def _check_replayed(variant: str, algorithm: Algorithm, config: dict[str, Any]) -> None:
+    named = config["reference_model"] is not None
+    refusals = (
+        (algorithm.penalties is not None, "takes a distance to a reference off the rewards, which a replay cannot do"),
+        (algorithm.critic is not None, "judges turns by a critic, whose values of this batch were not recorded"),
+        (
+            algorithm.advantage == "zero" and algorithm.reads_reference and not named,
+            "learns from a teacher alone, and this run has none: replay a run with a reference_model",
+        ),
+    )
+    for refused, reason in refusals:
+        if refused:
+            raise ValueError(f"variant {variant} {reason}; leave it out")
+
+
+def _gradient(recorded: _Recorded, groups_P: Sequence[TrajectoryGroup], variant: str, algorithm: Algorithm) -> Gradient:
+    teaching = taught(recorded.config, algorithm)
+    data_D, useful_P = training_data(groups_P, teaching, baselines=recorded.baselines)
     if not data_D:
         raise ValueError(f"variant {variant} learns nothing from this batch; replay another step")
     if algorithm.reads_reference:
-        data_D = recorded.learner.score_reference(data_D)
+        data_D = recorded.learner.score_reference(data_D, teacher_names(useful_P, teaching.teachers))
     if algorithm.penalize is not None:
         data_D = algorithm.penalize(data_D)
     objective, (params, base), packing = algorithm.objective, recorded.weights, recorded.packing
@@ -180,12 +225,16 @@ def _scored_old(recorded: _Recorded, data_D: Sequence[Datum]) -> list[Datum]:
     return [dataclasses.replace(d, logprobs_old=logp) for d, logp in zip(data_D, logp_D, strict=True)]
 
 
-def _open(run: RunDir, config: dict[str, Any]) -> _Recorded:
-    """The run's model with the adapter it began with."""
+def _open(
+    run: RunDir, config: dict[str, Any], own: Algorithm, checkpoint: int | None, *, scored: bool
+) -> tuple[int, _Recorded]:
+    """The run's model at a checkpoint, and which one. scored: whether its references are wanted, too."""
     kept = run.path / "warm_start" / "model"
     name = str(kept) if config["warm_start"] is not None else config["model_name"]
     dtype = config["dtype"] or ("float32" if jax.default_backend() == "cpu" else "bfloat16")
-    model, base = load_policy(name, dtype=jnp.dtype(dtype), seed=config["seed"])
+    load = partial(load_policy, dtype=jnp.dtype(dtype), seed=config["seed"])
+    model, base = load(name)
+    references = config["teachers"] | ({"": config["reference_model"]} if config["reference_model"] else {})
     lora = config["lora"] and LoraConfig(**{**config["lora"], "targets": tuple(config["lora"]["targets"])})
     given = config["packing"] or {"widths": [config["engine"]["context"]]}
     packing = Packing(**{**given, "widths": tuple(given["widths"])})
@@ -193,29 +242,32 @@ def _open(run: RunDir, config: dict[str, Any]) -> _Recorded:
         model,
         base,
         lora=lora,
-        objective=resolve(VARIANTS[config["loss_fn"]], config["loss_fn_config"]).objective,  # an entropy bonus is state
+        objective=own.objective,  # an entropy bonus is state, and so is a critic
+        critic=own.critic,
         optimizer=OptimizerConfig(**{name: config["optimizer"][name] for name in _IN_STATE}),
         packing=packing,
         temperature=config["temperature"],
         seed=config["seed"],
+        references={tag: Reference(*load(name)) for tag, name in references.items()} if scored else None,
     )
-    return _Recorded(learner, model, base, lora, packing, config)
+    chosen, baselines = _go_to(run, learner, checkpoint)
+    return chosen, _Recorded(learner, model, base, lora, packing, config, baselines)
 
 
 _IN_STATE = ("weight_decay", "max_grad_norm")  # settings that say what a checkpoint's optimizer state consists of
 
 
-def _go_to(run: RunDir, learner: Learner, checkpoint: int | None) -> int:
-    """Give the learner the state of a checkpoint; return which."""
+def _go_to(run: RunDir, learner: Learner, checkpoint: int | None) -> tuple[int, Mapping[str, float]]:
+    """Give the learner the state of a checkpoint; return which, and the moving baselines that are kept with it."""
     if checkpoint == 0:
-        return 0
+        return 0, {}
     with Checkpointer(run.checkpoints) as checkpointer:
         chosen = checkpointer.latest() if checkpoint is None else checkpoint
         if chosen is None:
             raise ValueError(f"{run.path} has no checkpoint yet; replay_checkpoint=0 takes the weights before training")
-        state, _ = checkpointer.restore(chosen, learner.abstract_state())
+        state, supplied = checkpointer.restore(chosen, learner.abstract_state())
     learner.restore(state)
-    return chosen
+    return chosen, (supplied or {}).get("baselines", {})
 
 
 def cosine(a: np.ndarray, b: np.ndarray) -> float:

@@ -1,39 +1,89 @@
 """What came of the runs: curves with a band over seeds, and one row of numbers for every variant and gap.
 
-Reads metrics.jsonl of whatever runs are there, so an unfinished study has results too. Knows metric names and
-statistics of a few numbers; must not know how anything is drawn.
+Reads metrics.jsonl of the runs that came to an end, so a study that goes on has results too. Two rules say what
+counts: a run that diverged has no policy to keep, so its held-out reward is 0 from the step in which it did; a run that
+is still under way, or was interrupted, counts nowhere, and the table says how many of the runs asked for are there.
+
+Knows metric names and statistics of a few numbers; must not know how anything is written or drawn.
 """
 
+import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
+import chz
 import numpy as np
 from scipy.stats import t as student
 
 from jaxrl.runtime.log import read_metrics
 from jaxrl.runtime.run_dir import RunDir
-from recipes.loss_study.study import COMMITTED, HELD_OUT, Gap, parse_name
+from recipes.loss_study.study import (
+    COMMITTED,
+    DIVERGED,
+    HELD_OUT,
+    Combination,
+    Gap,
+    Study,
+    combinations,
+    next_step,
+    parse_name,
+)
 
 CONFIDENCE = 0.95
 
-BAND = f"mean over seeds, with a {CONFIDENCE:.0%} t-interval"
-"""What the bands and the +- are, to be said wherever they are shown."""
+BAND = "mean over seeds, and from the lowest seed to the highest"
+"""What lines and bands are, to be said wherever they are shown.
+
+An interval of three seeds, of which one broke down, would cover the whole panel.
+"""
+
+GAMES = "test/env/all/total_episodes"
+"""How many held-out games an evaluation plays."""
+
+BASELINE = "grpo"
+"""What the other variants are compared with; without it, the first of the legend is."""
 
 Steps = list[dict[str, float]]
-Runs = dict[tuple[str, Gap], dict[int, Steps]]
-"""(variant, gap) -> seed -> the steps of that run."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A run that came to its end: the last step, or the one in which loss or gradient was not finite (diverged)."""
+
+    steps: Steps
+    diverged: int | None = None
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The runs of a variant at a gap. ended: by seed. asked: how many seeds the study asks for."""
+
+    ended: dict[int, Ended]
+    asked: int
+
+    @property
+    def diverged(self) -> int:
+        """How many of them diverged."""
+        return sum(run.diverged is not None for run in self.ended.values())
+
+
+Runs = dict[tuple[str, Gap], Cell]
+"""(variant, gap) -> what there is of it, maybe nothing yet."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over seeds and half the width of its interval: NaN with fewer than two seeds."""
+    """A mean over seeds, half the width of its interval (NaN with fewer than two), and the lowest and highest seed."""
 
     mean: float
     half: float
     count: int
+    lowest: float = math.nan
+    highest: float = math.nan
 
 
 @dataclass(frozen=True)
@@ -46,30 +96,56 @@ class Curve:
 
 @dataclass(frozen=True)
 class Column:
-    """A number of every run. `of` reads it from the run's steps; NaN when it was not recorded."""
+    """A number of every run. `of` reads it from the run; NaN when it was not recorded."""
 
     title: str
     note: str
-    of: Callable[[Steps], float]
+    of: Callable[[Ended], float]
     digits: int
 
 
 def read_runs(folder: Path) -> Runs:
-    """The runs in a study's directory, in the order of the legend; runs without a single step are left out.
+    """The runs in a study's directory and those it asks for, in the order of the legend.
 
-    Raises FileNotFoundError when there is none.
+    Raises FileNotFoundError when none has come to an end.
     """
-    found: list[tuple[str, Gap, int, Steps]] = []
-    for path in sorted(folder.glob("*/metrics.jsonl")):
-        combination = parse_name(path.parent.name)
-        if combination is not None and (steps := read_metrics(RunDir(path.parent).metrics)):
-            found.append((combination.variant, combination.gap, combination.seed, steps))
-    if not found:
-        raise FileNotFoundError(f"{folder} holds no run of a study; give its log_path, or run it first")
+    there = dict(_found(folder))
+    if not any(there.values()):
+        raise FileNotFoundError(
+            f"{folder} holds no run of a study that came to its end; give the log_path of one, or let it run"
+        )
     runs: Runs = {}
-    for variant, gap, seed, steps in sorted(found, key=lambda f: (_rank(f[0]), f[1].staleness, f[1].noise, f[2])):
-        runs.setdefault((variant, gap), {})[seed] = steps
+    every = sorted({*there, *_asked(folder)}, key=lambda c: (_rank(c.variant), c.gap.staleness, c.gap.noise, c.seed))
+    for combination in every:
+        key, run = (combination.variant, combination.gap), there.get(combination)
+        cell = runs.setdefault(key, Cell({}, 0))
+        runs[key] = Cell(cell.ended | ({combination.seed: run} if run else {}), cell.asked + 1)
     return runs
+
+
+def _found(folder: Path) -> Iterator[tuple[Combination, Ended | None]]:
+    """The runs that were begun, and how they ended."""
+    for path in sorted(folder.glob("*/metrics.jsonl")):
+        if (combination := parse_name(path.parent.name)) is not None:
+            steps = read_metrics(RunDir(path.parent).metrics)
+            if (path.parent / DIVERGED).is_file():
+                yield combination, Ended(steps, next_step(steps))
+            else:
+                yield combination, Ended(steps) if _is_whole(steps) else None
+
+
+def _is_whole(steps: Steps) -> bool:
+    return bool(steps) and steps[-1].get("progress/done_frac") == 1.0
+
+
+def _asked(folder: Path) -> list[Combination]:
+    """The runs that the last command asked for."""
+    note = folder / "study.json"
+    if not note.exists():
+        return []
+    settings = json.loads(note.read_text())
+    compared = ("variants", "seeds", "staleness", "noise")
+    return combinations(chz.replace(Study(), **{name: tuple(settings[name]) for name in compared}))
 
 
 def _rank(variant: str) -> tuple[int, str]:
@@ -86,14 +162,32 @@ def gaps_of(runs: Runs) -> list[Gap]:
     return sorted({gap for _, gap in runs}, key=lambda g: (g.staleness, g.noise))
 
 
+def ended_of(runs: Runs) -> list[Ended]:
+    """All runs that came to an end."""
+    return [run for cell in runs.values() for run in cell.ended.values()]
+
+
+def baseline_of(runs: Runs) -> str:
+    """The variant that the others are compared with."""
+    return BASELINE if BASELINE in variants_of(runs) else variants_of(runs)[0]
+
+
+def games_of(runs: Runs) -> int | None:
+    """How many held-out games an evaluation plays; None where that was not recorded."""
+    return next((int(step[GAMES]) for run in ended_of(runs) for step in run.steps if GAMES in step), None)
+
+
 def estimate(values: Sequence[float]) -> Estimate:
     """Mean and half width of a t-interval over the values that are finite."""
     kept = [v for v in values if math.isfinite(v)]
     n = len(kept)
-    if n < 2:
-        return Estimate(kept[0] if kept else math.nan, math.nan, n)
+    if not kept:
+        return Estimate(math.nan, math.nan, 0)
+    if n == 1:
+        return Estimate(kept[0], math.nan, 1, kept[0], kept[0])
     quantile = float(student.ppf((1 + CONFIDENCE) / 2, n - 1))
-    return Estimate(float(np.mean(kept)), quantile * float(np.std(kept, ddof=1)) / math.sqrt(n), n)
+    half = quantile * float(np.std(kept, ddof=1)) / math.sqrt(n)
+    return Estimate(float(np.mean(kept)), half, n, min(kept), max(kept))
 
 
 def points(steps: Steps, name: str) -> list[tuple[float, float]]:
@@ -102,25 +196,45 @@ def points(steps: Steps, name: str) -> list[tuple[float, float]]:
     An evaluation comes before its step, but for the one that ends the run.
     """
     found = [(s["step"], s[name]) for s in steps if name in s and math.isfinite(s[name])]
-    if found and name.startswith("test/") and steps[-1].get("progress/done_frac") == 1.0:
+    if found and name.startswith("test/") and _is_whole(steps):
         found[-1] = (found[-1][0] + 1, found[-1][1])
     return found
 
 
-def curve(seeds: dict[int, Steps], name: str) -> Curve:
-    """The metric over steps, wherever all seeds that are there have it."""
-    by_seed = [dict(points(steps, name)) for steps in seeds.values()]
-    xs = sorted(set.intersection(*(set(values) for values in by_seed))) if by_seed else []
-    return Curve(xs, [estimate([values[x] for values in by_seed]) for x in xs])
+def grid_of(runs: Runs, name: str) -> list[float]:
+    """The steps at which any run that ended has the metric, and where the longest ends: what a curve may reach."""
+    ended = ended_of(runs)
+    ends = [round((s["step"] + 1) / s["progress/done_frac"]) for run in ended for s in run.steps[-1:]]
+    return sorted({x for run in ended for x, _ in points(run.steps, name)} | {float(max(ends, default=0))})
 
 
-def _values(steps: Steps, name: str) -> list[float]:
-    return [y for _, y in points(steps, name)]
+def curve(cell: Cell, name: str, grid: Sequence[float]) -> Curve:
+    """The metric over the steps of the grid: at each, over the seeds that have it there.
+
+    A step that had nothing to learn from has no metrics of training, nor has one that a diverged run did not reach; but
+    held-out reward it has: 0.
+    """
+    by_seed = [_over_steps(run, name, grid) for run in cell.ended.values()]
+    xs = [x for x in grid if any(x in values for values in by_seed)]
+    return Curve(xs, [estimate([values[x] for values in by_seed if x in values]) for x in xs])
 
 
-def _reduced(name: str, how: Callable[[list[float]], Any]) -> Callable[[Steps], float]:
-    def of(steps: Steps) -> float:
-        values = _values(steps, name)
+def _over_steps(run: Ended, name: str, grid: Sequence[float]) -> dict[float, float]:
+    lost = {x: 0.0 for x in grid if x >= run.diverged} if run.diverged is not None and name == HELD_OUT else {}
+    return dict(points(run.steps, name)) | lost
+
+
+def held_out(run: Ended) -> float:
+    """The held-out reward of the policy that the run leaves behind: 0 when it diverged."""
+    if run.diverged is not None:
+        return 0.0
+    values = points(run.steps, HELD_OUT)
+    return values[-1][1] if values else math.nan
+
+
+def _reduced(name: str, how: Callable[[list[float]], Any]) -> Callable[[Ended], float]:
+    def of(run: Ended) -> float:
+        values = [y for _, y in points(run.steps, name)]
         return float(how(values)) if values else math.nan
 
     return of
@@ -133,17 +247,17 @@ def _tail(values: list[float]) -> float:
     return float(np.mean(values[-_TAIL:]))
 
 
-def _step_seconds(steps: Steps) -> float:
-    both = [s["time/rollout"] + s["time/train"] for s in steps if "time/rollout" in s and "time/train" in s]
+def _step_seconds(run: Ended) -> float:
+    both = [s["time/rollout"] + s["time/train"] for s in run.steps if "time/rollout" in s and "time/train" in s]
     return float(np.median(both)) if both else math.nan
 
 
 COLUMNS = (
-    Column("held-out won", "share of games, at the end", _reduced(HELD_OUT, lambda v: v[-1]), 3),
-    Column("best", "of all evaluations", _reduced(HELD_OUT, max), 3),
-    Column("clip fraction", "mean over steps", _reduced("optim/clip_fraction", np.mean), 4),
-    Column("entropy", f"mean of the last {_TAIL} steps, nats", _reduced("optim/entropy", _tail), 3),
-    Column("sampler-trainer KL", "v1, mean over steps", _reduced("optim/kl_sample_train_v1", np.mean), 4),
+    Column("held-out reward", "at the end, 1 for a game won; 0 for a run that diverged", held_out, 3),
+    Column("updates", "steps with something to learn from", _reduced("optim/grad_norm", len), 0),
+    Column("clip fraction", "mean over updates", _reduced("optim/clip_fraction", np.mean), 4),
+    Column("entropy", f"mean of the last {_TAIL} updates, nats", _reduced("optim/entropy", _tail), 3),
+    Column("sampler-trainer KL", "v1, mean over updates", _reduced("optim/kl_sample_train_v1", np.mean), 4),
     Column("gradient norm", "median, before clipping", _reduced("optim/grad_norm", np.median), 3),
     Column("age of tokens", "most versions", _reduced("async/staleness_max", max), 0),
     Column("learning rate", "at the end", _reduced("optim/lr", lambda v: v[-1]), 5),
@@ -153,61 +267,70 @@ COLUMNS = (
 
 
 @dataclass(frozen=True)
+class Difference:
+    """How much more held-out reward than the baseline, over the seeds that both have: the pairs differ in nothing else.
+
+    chance: half of the interval that the games alone would give such a difference, were the two as good as each other.
+    """
+
+    over: str
+    estimate: Estimate
+    chance: float
+
+    @property
+    def resolved(self) -> bool:
+        """Whether seeds and games both leave no difference out: three seeds may be alike by chance."""
+        size = abs(self.estimate.mean)
+        return size > self.estimate.half and size > self.chance  # False where either is NaN
+
+
+def difference(runs: Runs, variant: str, gap: Gap) -> Difference | None:
+    """The variant against the baseline at a gap; None for the baseline itself, and where no seed has both."""
+    over = baseline_of(runs)
+    theirs = runs[over, gap].ended if (over, gap) in runs else {}
+    pairs = [(held_out(run), held_out(theirs[s])) for s, run in runs[variant, gap].ended.items() if s in theirs]
+    if variant == over or not pairs:
+        return None
+    games = games_of(runs)
+    share = min(max(float(np.mean(pairs)), 0.0), 1.0)
+    error = math.sqrt(2 * share * (1 - share) / (games * len(pairs))) if games else math.nan
+    return Difference(over, estimate([a - b for a, b in pairs]), NormalDist().inv_cdf((1 + CONFIDENCE) / 2) * error)
+
+
+@dataclass(frozen=True)
 class Row:
-    """A variant at a gap: an estimate for each column."""
+    """A variant at a gap: an estimate for each column, and the difference to the baseline.
+
+    ended, diverged, asked: how many seeds came to an end, how many of these diverged, and how many there should be.
+    """
 
     variant: str
     gap: Gap
-    seeds: int
+    ended: int
+    diverged: int
+    asked: int
     cells: tuple[Estimate, ...]
+    difference: Difference | None
+
+    @property
+    def seeds(self) -> str:
+        """Those counts in words."""
+        return f"{self.ended} of {self.asked}" + (f", {self.diverged} diverged" if self.diverged else "")
 
 
 def rows(runs: Runs) -> list[Row]:
     """The table, gaps first, so that what competes stands together."""
     return [
-        Row(variant, gap, len(seeds), tuple(estimate([c.of(steps) for steps in seeds.values()]) for c in COLUMNS))
+        Row(
+            variant,
+            gap,
+            len(cell.ended),
+            cell.diverged,
+            cell.asked,
+            tuple(estimate([c.of(run) for run in cell.ended.values()]) for c in COLUMNS),
+            difference(runs, variant, gap),
+        )
         for gap in gaps_of(runs)
         for variant in variants_of(runs)
-        if (seeds := runs.get((variant, gap)))
+        if (cell := runs.get((variant, gap)))
     ]
-
-
-def cell(value: Estimate, column: Column, *, interval: bool) -> str:
-    """A cell of the table as text, with its interval if that is asked for."""
-    if math.isnan(value.mean):
-        return "–"
-    mean = f"{value.mean:.{column.digits}f}"
-    return f"{mean} ± {value.half:.{column.digits}f}" if interval and not math.isnan(value.half) else mean
-
-
-def markdown(table: Sequence[Row]) -> str:
-    """The table as Markdown, and what its numbers are."""
-    heads = ["sampler", "variant", *(c.title for c in COLUMNS), "seeds"]
-    lines = [f"| {' | '.join(heads)} |", f"|{' --- |' * len(heads)}"]
-    for row in table:
-        cells = [cell(v, c, interval=i == 0) for i, (v, c) in enumerate(zip(row.cells, COLUMNS, strict=True))]
-        lines.append(f"| {' | '.join([str(row.gap), row.variant, *cells, str(row.seeds)])} |")
-    notes = "; ".join(f"{c.title}: {c.note}" for c in COLUMNS)
-    return "\n".join(
-        [*lines, "", f"All numbers are means over seeds; ± is half a {CONFIDENCE:.0%} t-interval. {notes}."]
-    )
-
-
-def as_json(table: Sequence[Row]) -> list[dict[str, Any]]:
-    """The table as JSON-able values; null where there is no number."""
-    return [
-        {
-            "variant": row.variant,
-            "staleness": row.gap.staleness,
-            "noise": row.gap.noise,
-            "seeds": row.seeds,
-            **{
-                c.title: {"mean": _json(v.mean), "half": _json(v.half)} for c, v in zip(COLUMNS, row.cells, strict=True)
-            },
-        }
-        for row in table
-    ]
-
-
-def _json(value: float) -> float | None:
-    return value if math.isfinite(value) else None

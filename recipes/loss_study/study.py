@@ -5,20 +5,23 @@ is trained and where it lies; must not know what is made of the numbers.
 """
 
 import contextlib
+import dataclasses
 import itertools
 import json
 import math
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import chz
 
+from jaxrl.algo.advantage import needs_peers
 from jaxrl.algo.aggregate import NEEDS_CONSTANT
+from jaxrl.algo.algorithm import resolve
 from jaxrl.algo.optimizer import OptimizerConfig
 from jaxrl.algo.variants import VARIANTS
 from jaxrl.models.lora import LoraConfig
@@ -27,7 +30,7 @@ from jaxrl.runtime.lag import SamplerGap
 from jaxrl.runtime.learner import Packing
 from jaxrl.runtime.log import read_metrics
 from jaxrl.runtime.run_dir import RunDir, write_atomic
-from jaxrl.train import Config, describe, main
+from jaxrl.train import Config, checked_algorithm, describe, main
 from recipes import sft_warmup
 from recipes.guess_number import GuessNumber, PoorPlayer
 
@@ -35,8 +38,13 @@ COMMITTED = ("grpo", "dr_grpo", "dapo", "gspo", "cispo", "importance_sampling", 
 """Variants of the study whose figure is in the README, in the order of its legend."""
 
 HELD_OUT = "test/env/all/reward/total"
-"""The share of held-out games that are won: a win is a reward of 1. Unlike the game's own metric of success it is there
-when a policy has broken down so far that no game reaches its end."""
+"""The mean reward of held-out games: 1 for a win, 0 for a loss, -0.1 where a turn could not be read.
+
+Unlike the game's own metric of success it is there when a policy has broken down so far that no game reaches its end.
+"""
+
+DIVERGED = "diverged.json"
+"""In the directory of a run that ended because its loss or gradient was not finite."""
 
 _HEAD_ROOM = 8  # tokens a turn may sample; a guess and its end take two or three
 
@@ -126,7 +134,7 @@ def combinations(study: Study) -> list[Combination]:
 
 
 def check(study: Study) -> None:
-    """Raise ValueError for what can be seen to be wrong before anything runs."""
+    """Raise ValueError for what can be seen to be wrong before anything runs, in any of the runs asked for."""
     for field in ("variants", "seeds", "staleness", "noise"):
         values = getattr(study, field)
         if not values or len(set(values)) < len(values):
@@ -138,11 +146,43 @@ def check(study: Study) -> None:
         unused = [v for v in getattr(study, field) if v not in study.variants]
         if unused:
             raise ValueError(f"{field}.{unused[0]} has no effect: variants={','.join(study.variants)} lacks it")
-    behind, noisy = max(study.staleness), min(study.staleness) < 0 or min(study.noise) < 0
-    if noisy or not all(map(math.isfinite, study.noise)):
-        raise ValueError(f"staleness={study.staleness}, noise={study.noise}: expected numbers of 0 or more")
-    if behind >= study.steps:
+    for field in ("seeds", "staleness", "noise"):
+        if not all(math.isfinite(value) and value >= 0 for value in getattr(study, field)):
+            raise ValueError(f"{field}={getattr(study, field)}: expected numbers of 0 or more")
+    if study.replay is not None:
+        for variant in study.variants:
+            with _named(variant):
+                resolve(VARIANTS[variant], knobs_of(study, variant))
+    elif study.report != "only":
+        _check_runs(study)
+
+
+def _check_runs(study: Study) -> None:
+    """Raise ValueError for what one of the runs would be refused for, so that the first does not start in vain."""
+    if (behind := max(study.staleness)) >= study.steps:
         raise ValueError(f"staleness={behind} is never reached in steps={study.steps}; raise steps")
+    if study.eval_every < 0:
+        raise ValueError(f"eval_every={study.eval_every}: expected 0 or more")
+    for combination in combinations(study):
+        with _named(combination.variant):
+            config = run_config(study, combination, Path(study.log_path) / "model")
+            assert config.learning_rate is not None
+            dataclasses.replace(config.optimizer, learning_rate=config.learning_rate)
+            algorithm = checked_algorithm(config)
+            if needs_peers(algorithm.advantage) and study.group_size < 2:
+                raise ValueError(
+                    f"group_size={study.group_size}: advantage={algorithm.advantage} compares the games of a group, so "
+                    "a group of one teaches nothing; use at least 2"
+                )
+
+
+@contextlib.contextmanager
+def _named(variant: str) -> Iterator[None]:
+    """Let an error say which variant of the study it is about."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"variant {variant}: {error}") from error
 
 
 # --- one model for all ---------------------------------------------------------------------------
@@ -236,18 +276,18 @@ def knobs_of(study: Study, variant: str) -> dict[str, int | float | str]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended. held_out: what its evaluations measured, first to last. diverged: why it ended early.
+    """How a run ended. held_out: what its evaluations measured, first to last. diverged: in which step it ended early.
 
     A run diverges when its loss or gradient is no longer finite; that is a result too.
     """
 
     seconds: float
     held_out: tuple[float, ...]
-    diverged: str | None = None
+    diverged: int | None = None
 
     def __str__(self) -> str:
         scores = f"held-out {self.held_out[0]:.3f} to {self.held_out[-1]:.3f}, " if self.held_out else ""
-        return scores + (f"diverged: {self.diverged}" if self.diverged else f"{self.seconds:.0f} s")
+        return scores + (f"{self.seconds:.0f} s" if self.diverged is None else f"diverged in step {self.diverged}")
 
 
 def is_finished(study: Study, combination: Combination, model: Path) -> bool:
@@ -256,7 +296,7 @@ def is_finished(study: Study, combination: Combination, model: Path) -> bool:
     Raises ValueError when it is, but was made with other settings: a study compares runs that are alike.
     """
     run = RunDir(Path(study.log_path).expanduser() / combination.name)
-    if not (run.checkpoints / str(study.steps)).is_dir() and not (run.path / "diverged.json").is_file():
+    if not (run.checkpoints / str(study.steps)).is_dir() and not (run.path / DIVERGED).is_file():
         return False
     asked = dict(_flat(json.loads(json.dumps(describe(run_config(study, combination, model))))))
     made = dict(_flat(json.loads(run.config.read_text())))
@@ -292,7 +332,7 @@ def train_all(study: Study, say: Callable[[str], None]) -> None:
     with (folder / "log.txt").open("a", encoding="utf-8") as log:
         with contextlib.redirect_stderr(log):
             model = model_of(study)
-        write_atomic(folder / "study.json", json.dumps(chz.asdict(study), indent=1) + "\n")
+        write_atomic(folder / "study.json", json.dumps(describe(study), indent=1) + "\n")
         done = [c for c in chosen if is_finished(study, c, model)]
         if done:
             say(f"{len(done)} of {len(chosen)} runs are finished already")
@@ -307,12 +347,20 @@ def train_all(study: Study, say: Callable[[str], None]) -> None:
 
 def train_one(config: Config) -> Outcome:
     """One run, in this process."""
-    began, diverged = time.monotonic(), None
-    run = RunDir(Path(config.log_path))
+    began, run, error = time.monotonic(), RunDir(Path(config.log_path)), None
     try:
         main(config)
-    except FloatingPointError as error:
-        diverged = str(error).partition(":")[0]
-        write_atomic(run.path / "diverged.json", json.dumps({"diverged": diverged}) + "\n")
-    scores = tuple(step[HELD_OUT] for step in read_metrics(run.metrics) if HELD_OUT in step)
+    except FloatingPointError as raised:
+        error = str(raised)
+    steps = read_metrics(run.metrics)
+    scores = tuple(step[HELD_OUT] for step in steps if HELD_OUT in step)
+    if error is None:
+        return Outcome(time.monotonic() - began, scores)
+    diverged = next_step(steps)
+    write_atomic(run.path / DIVERGED, json.dumps({"step": diverged, "error": error}) + "\n")
     return Outcome(time.monotonic() - began, scores, diverged)
+
+
+def next_step(steps: Sequence[Mapping[str, float]]) -> int:
+    """The step after those that were finished and written: the one in which a run that ended early did."""
+    return int(steps[-1]["step"]) + 1 if steps else 0

@@ -65,6 +65,16 @@ def test_denominator_kept_takes_rejected_tokens_out_of_the_mask() -> None:
     assert all(d.mask.any() for d in correct([reject], uncorrected(), denominator="all"))
 
 
+def test_a_geometric_mean_is_a_mean_however_long_the_episode() -> None:
+    for n in (10, 355, 5000):
+        mask = np.arange(n) > 0
+        zeros = np.zeros(n, np.float32)
+        old = np.where(mask, 0.005, 0.0).astype(np.float32)
+        d = Datum(np.zeros(n, np.int32), mask, zeros, zeros, np.zeros(n, np.int32), 0, 0, logprobs_old=old)
+        (inside,) = correct([geometric_mask], [d])
+        np.testing.assert_array_equal(inside.correction, 1)
+
+
 def test_ratios_that_overflow_are_large_and_not_nan() -> None:
     """A product over a long episode leaves float32, and its mask still says no."""
     n = 3000

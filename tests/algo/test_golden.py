@@ -17,11 +17,12 @@ import numpy as np
 import pytest
 
 from jaxrl.algo.aggregate import token_weights
+from jaxrl.algo.algorithm import Algorithm, resolve
 from jaxrl.algo.correction import CORRECTIONS
 from jaxrl.algo.kl import KL_LOSSES
 from jaxrl.algo.loss import LOSSES
 from jaxrl.algo.tokens import TokenInputs
-from jaxrl.algo.variants import VARIANTS, Algorithm, resolve, variant
+from jaxrl.algo.variants import VARIANTS, variant
 from jaxrl.train import parse
 from jaxrl.types import Datum
 
@@ -106,8 +107,10 @@ WRITTEN: dict[str, Written] = {
         "geometric_mask", geometric_min=0.9, geometric_max=1.1, denominator="kept"
     ),
     "reinforce_token_is_bypass/cap2/token_mean": Written("cispo", {"ratio_max": 2.0}, sampler="rollout"),
-    "masked_pg/grpo_rollout_anchor/token_mean": Written("minirl", {"anchor": "sampler"}, sampler="rollout"),
-    "masked_pg/minirl_recompute_anchor/token_mean": Written("minirl", sampler="rollout"),
+    "masked_pg/grpo_rollout_anchor/token_mean": Written(
+        "minirl", {"anchor": "sampler", "ratio_max": 10.0}, sampler="rollout"
+    ),
+    "masked_pg/minirl_recompute_anchor/token_mean": Written("minirl", {"ratio_max": 10.0}, sampler="rollout"),
     "masked_pg/no_mask_cap10/token_mean": Written("cispo", {"ratio_max": 10.0}, sampler="rollout"),
     "decoupled_ppo/uncapped*ppo_clip/token_mean": old("decoupled_ppo"),
     "gspo/areal_token_mean_aggregation": Written("gspo", {**PPO, **MEAN}),
@@ -261,6 +264,7 @@ def dense(case: dict[str, Any], written: Written, data_D: list[Datum], advantage
         logp_old=array(case["logprobs_old"]),
         logp_ref=array(case["logprobs_ref"]),
         correction=None if data_D[0].correction is None else array(rows(data_D, "correction")),
+        position=jnp.arange(len(case["mask"][0]), dtype=jnp.int32) * jnp.ones_like(ids([0] * len(data_D))),
         episode=ids([d.episode for d in data_D]),
         group=ids([d.group for d in data_D]),
     )

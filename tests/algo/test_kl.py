@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxrl.algo.kl import advantage, advantage_centred, reward
+from jaxrl.algo.kl import advantage, advantage_centred, advantage_whitened, reward
 from jaxrl.types import Datum
 
 GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "loss_golden.json").read_text())
@@ -96,3 +96,17 @@ def test_empty_and_all_masked_batches() -> None:
 def test_errors_teach() -> None:
     with pytest.raises(ValueError, match="group 0, episode 0 has no reference log-probs: score the batch"):
         advantage([replace(episode(0, 6), logprobs_ref=None)])
+
+
+def test_whitened_returns_are_those_of_penalised_rewards() -> None:
+    """REINFORCE++: the penalty is in the returns before they are whitened, so it is scaled with them."""
+    case = CASES["kl_in_reward/token_level_k1"]
+    data_D = [replace(d, advantages=np.where(d.mask, r, 0).astype(np.float32)) for d, r in
+              zip(from_case(case, "logprobs_old"), (1.0, 0.0), strict=True)]  # fmt: skip
+    whitened = advantage_whitened(data_D, kl_coef=0.1)
+    rewards, mask = np.array(case["expected_token_rewards"]), np.array(case["mask"]) > 0
+    returns = np.cumsum((rewards * mask)[:, ::-1], axis=1)[:, ::-1] + np.array([[1.0], [0.0]])
+    kept = returns[mask]
+    expected = np.where(mask, (returns - kept.mean()) / np.sqrt(kept.var(ddof=1) + 1e-8), 0)
+    np.testing.assert_allclose([d.advantages[1:] for d in whitened], expected, atol=1e-6)
+    assert advantage_whitened([]) == []

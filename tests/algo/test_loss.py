@@ -77,6 +77,7 @@ def tokens(seed: int, dtype: str = "float32", *, spread: float = 0.5) -> TokenIn
     return TokenInputs(
         **{name: jnp.asarray(x, dtype) for name, x in numbers.items()},
         mask=jnp.asarray(mask),
+        position=jnp.asarray(np.arange(ROWS * WIDTH).reshape(ROWS, WIDTH), jnp.int32),
         episode=ids(EPISODES),
         group=ids(GROUPS),
     )
@@ -310,5 +311,47 @@ def test_I12_errors_teach() -> None:
         make_loss("reinforce", {"clip_low_threshold": 0.8})
     with pytest.raises(ValueError, match=r"absolute bounds .* write 0.8 and 1.2"):
         make_loss("ppo", {"clip_low_threshold": 0.2, "clip_high_threshold": 0.2})
-    with pytest.raises(ValueError, match="clip_high_threshold=nan: expected a number from 1 to inf"):
+    with pytest.raises(ValueError, match="clip_high_threshold=nan: expected a number of at least 1"):
         make_loss("ppo", {"clip_high_threshold": float("nan")})
+
+
+def test_m2po_keeps_no_tie_that_would_break_its_bound() -> None:
+    x = jnp.sqrt(jnp.concatenate([jnp.zeros(1), jnp.full(99, 0.05)]))
+    inputs = TokenInputs(x, jnp.zeros(100), jnp.ones(100), jnp.ones(100, bool))
+    kept = make_loss("m2po").statistics(inputs)["kept"]
+    assert int(kept.sum()) == 1
+
+
+@pytest.mark.parametrize(("name", "config"), [("clip_cov", {"covariance_low": 0.0}), ("kl_cov", {})])
+def test_tokens_are_chosen_in_the_number_asked_for_though_many_tie(name: str, config: dict) -> None:
+    """A certain token has log-prob 0 exactly, so that half of a batch may have one covariance and one log-prob."""
+    n = 400
+    x = jnp.where(jnp.arange(n) % 2 == 0, 0.0, -1.0)
+    inputs = TokenInputs(
+        x, x, jnp.where(jnp.arange(n) % 2 == 0, 1.0, -1.0), jnp.ones(n, bool),
+        position=jnp.arange(n, dtype=jnp.int32) % 20, episode=jnp.arange(n, dtype=jnp.int32) // 20,
+    )  # fmt: skip
+    shifted = inputs._replace(position=inputs.position + 1)
+    loss = make_loss(name, {"covariance_share": 0.05, **config})
+    chosen = np.asarray(loss.statistics(inputs)["chosen"])
+    episodes_alike = 20  # each has the same tokens, so a draw takes one of them in all
+    assert chosen.sum() == n * 0.05 or chosen.sum() == episodes_alike
+    assert (np.asarray(loss.statistics(shifted)["chosen"]) != chosen).any(), "another draw"
+
+
+def test_I5_a_draw_does_not_depend_on_how_episodes_are_numbered() -> None:
+    inputs = tokens(9)
+    loss = bound("clip_cov")
+    renumbered = inputs._replace(episode=inputs.episode + 5)
+    np.testing.assert_array_equal(*(loss.statistics(i)["chosen"] for i in (inputs, renumbered)))
+
+
+@pytest.mark.parametrize("log_ratio", [-69.0, 69.0, 85.0])
+@pytest.mark.parametrize("name", [n for n in LOSSES if n != "dpo"])
+def test_no_ratio_makes_a_nan_of_a_token_without_advantage(name: str, log_ratio: float) -> None:
+    x, zeros, ids = jnp.array([log_ratio - 70, -1.0]), jnp.zeros(2), jnp.zeros(2, jnp.int32)
+    q = jnp.array([-70.0, -1.0])
+    inputs = TokenInputs(
+        x, q, zeros, jnp.ones(2, bool), logp_ref=q, correction=jnp.ones(2), position=ids, episode=ids, group=ids
+    )
+    assert not np.isnan(make_loss(name)(inputs).loss).any()

@@ -29,7 +29,8 @@ def tokens(seed: int) -> TokenInputs:
     x, q, o, f, noise = columns
     return TokenInputs(
         x, q, (np.sign(noise + 2) * (1 + episode)).astype(np.float32), rng.random((ROWS, WIDTH)) < 0.7,
-        logp_old=o, logp_ref=f, correction=np.abs(noise), episode=episode, group=episode // 2,
+        logp_old=o, logp_ref=f, correction=np.abs(noise),
+        position=np.broadcast_to(np.arange(WIDTH, dtype=np.int32), x.shape), episode=episode, group=episode // 2,
     )  # fmt: skip
 
 

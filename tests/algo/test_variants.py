@@ -10,6 +10,7 @@ from algo_cases import constant_of, ragged
 
 from jaxrl.algo.advantage import ADVANTAGES
 from jaxrl.algo.aggregate import AGGREGATIONS
+from jaxrl.algo.algorithm import explain, resolve
 from jaxrl.algo.correction import CORRECTIONS
 from jaxrl.algo.entropy import ENTROPY_BONUSES
 from jaxrl.algo.forms import FormResult
@@ -17,7 +18,7 @@ from jaxrl.algo.kl import KL_LOSSES, KL_PENALTIES
 from jaxrl.algo.knobs import knobs_of
 from jaxrl.algo.loss import LOSSES, LossRow
 from jaxrl.algo.tokens import TokenInputs
-from jaxrl.algo.variants import VARIANTS, Variant, explain, own_variant, resolve, variant
+from jaxrl.algo.variants import VARIANTS, Variant, own_variant, variant
 
 REWARDS = {"gdpo": {"rewards": "correct:1"}}  # which metrics are rewards has no default
 
@@ -60,7 +61,7 @@ PARTS = {
 def test_every_part_can_be_named_on_some_row(part: str, name: str) -> None:
     """A part that no row could take would be a name that is accepted nowhere."""
     taken = []
-    for row in ("ppo", "reinforce"):
+    for row in ("ppo", "reinforce", "distillation"):
         try:
             taken.append(resolve(VARIANTS[row], {part: name, **constant(name), **REWARDS.get(name, {})}))
         except ValueError:
@@ -92,12 +93,20 @@ def test_two_parts_that_are_used_together_share_no_knob() -> None:
             "none of advantage 'mean', loss 'reinforce' reads it; it belongs to",
         ),
         ("ppo", {"clip_low_threshold": 0.2, "clip_high_threshold": 0.2}, "write 0.8 and 1.2 for what other code bases"),
-        ("ppo", {"clip_low_threshold": "low"}, "clip_low_threshold='low': expected a number from 0 to 1"),
-        ("ppo", {"clip_high_threshold": float("nan")}, "clip_high_threshold=nan: expected a number from 1 to inf"),
+        (
+            "ppo",
+            {"clip_low_threshold": "low"},
+            "clip_low_threshold='low': expected a number of at least 0",
+        ),
+        (
+            "ppo",
+            {"clip_high_threshold": float("nan")},
+            "clip_high_threshold=nan: expected a number of at least 1",
+        ),
         (
             "dppo",
             {"divergence": "js", "aggregation": "token_mean"},
-            "divergence='js' of loss 'dppo': expected one of tv",
+            "loss 'dppo': divergence='js': expected one of tv",
         ),
         ("grpo", {"ddof": 2}, "ddof=2 of advantage method 'mean_std': expected 0 .population. or 1"),
         ("grpo", {"kl_coef": 0.1}, "kl_coef has no effect.*it belongs to kl 'k1'"),
@@ -107,16 +116,30 @@ def test_two_parts_that_are_used_together_share_no_knob() -> None:
         ("grpo", {"loss": "pppo"}, "loss 'pppo' does not exist; did you mean ppo"),
         ("grpo", {"correction": "token_clip"}, "correction='token_clip' does not exist; did you mean token_mask"),
         ("grpo", {"entropy": "fix"}, "entropy='fix' does not exist; did you mean fixed"),
-        ("grpo", {"anchor": "new"}, "anchor='new': expected sampler"),
+        ("grpo", {"anchor": "new"}, "anchor='new' does not exist; did you mean sampler"),
         ("grpo", {"aggregation_constant": 5}, "uses no constant, so constant=5.0 would have no effect"),
         ("dr_grpo", {}, "divides by a constant length"),
         ("dr_grpo", {"aggregation_constant": "long"}, "aggregation_constant='long': expected a number"),
-        ("grpo", {"observation_coef": -1}, "observation_coef=-1: expected a number from 0"),
+        ("grpo", {"observation_coef": -1}, "observation_coef=-1: expected a number of at least 0"),
         ("reinforce", {"anchor": "old"}, "anchor=old has no effect: loss 'reinforce' has no ratio to an anchor"),
         ("importance_sampling", {"correction": "token_mask"}, "would count twice: the ratio of loss 'importance_sampl"),
         ("ppo", {"correction": "token_mask", "anchor": "sampler"}, "with anchor=sampler would count twice"),
         ("reverse_kl", {"kl": "k3"}, "would count the reference twice"),
         ("ppo", {"loss": "cross_entropy", "kl": "advantage"}, "does not learn from them"),
+        ("grpo", {"loss": "cross_entropy", "ddof": 0}, "no knob of advantage=mean_std has an effect"),
+        ("ppo", {"loss": "dpo", "kl": "k3"}, "would count the reference twice"),
+        ("ppo", {"loss": "dpo", "correction": "token_mask"}, "does not correct for who sampled"),
+        ("tis", {"correction": "token_mask+token_mask"}, "names a factor twice, which would square it"),
+        ("tis", {"weight_min": 3}, "weight_min=3.0 is above weight_max=2.0, so that nothing lies between"),
+        ("ppo", {"advantage": "zero"}, "advantage=zero with loss 'ppo' learns nothing"),
+        ("rloo_clip", {"advantage": "pass_at_k"}, "a penalty would decide that"),
+        ("dual_clip", {"dual_clip_ratio": 0.5}, "dual_clip_ratio=0.5: expected a number of at least 1, or inf"),
+        ("sapo", {"tau_positive": 0}, "tau_positive=0: expected a number above 0"),
+        ("kl_cov", {"covariance_share": 7}, "covariance_share=7: expected a number above 0 and at most 1"),
+        ("grpo_kl", {"kl_coef": float("inf")}, "kl_coef=inf: expected a number above 0"),
+        ("grpo", {"kl": "advantage", "kl_discount": 3}, "kl_discount=3: expected a number of at least 0 and at most 1"),
+        ("grpo", {"entropy": "adaptive", "entropy_coef": 5}, "entropy_coef=5.0 is above entropy_coef_max=0.1"),
+        ("grpo", {"entropy": "fixed", "entropy_coef": True}, "entropy_coef=True: expected a number"),
         ("ppo", {"advantage": "moving_baseline", "kl": "reward"}, "the baseline moves with the rewards that the envs"),
     ],
 )
@@ -139,6 +162,25 @@ def test_an_override_of_a_part_takes_the_knobs_of_the_old_one_with_it() -> None:
         resolve(variant("grpo_kl"), {"kl": "none", "kl_coef": 0.1})
 
 
+@pytest.mark.parametrize(
+    ("row", "config", "knob"),
+    [
+        ("dapo", {"loss": "gspo"}, "clip_high_threshold"),
+        ("luspo", {"loss": "ppo"}, "clip_low_threshold"),
+        ("dppo_kl", {"loss": "prime_rl"}, "divergence_low"),
+    ],
+)
+def test_a_loss_that_replaces_the_rows_has_its_own_defaults(row: str, config: dict, knob: str) -> None:
+    """Else DAPO with GSPO's form would clip at 1.28, which nobody published and nobody asked for."""
+    assert knob not in resolve(variant(row), {**config, "aggregation": "token_mean"}).objective.loss.knobs
+
+
+def test_a_factor_that_replaces_the_rows_has_its_own_defaults() -> None:
+    correct = resolve(variant("decoupled_ppo"), {"correction": "sequence_mask"}).objective.correct
+    assert correct is not None
+    assert correct.args[0][0].keywords == {}
+
+
 def test_a_correction_anchors_the_ratio_to_the_old_policy() -> None:
     objective = resolve(variant("grpo"), {"correction": "token_truncate"}).objective
     assert objective.loss.columns == ("logp_old", "correction")
@@ -156,8 +198,14 @@ def test_a_form_of_ones_own_is_a_row() -> None:
     x, q, mask = jnp.array([-1.0, -2.0]), jnp.array([-1.5, -1.0]), jnp.array([True, False])
     out = objective.loss(TokenInputs(x, q, jnp.ones(2), mask, logp_ref=x))
     np.testing.assert_allclose(out.loss, [3.0 * 0.25, 0.0])
-    with pytest.raises(ValueError, match="loss 'squared': strength=-1: expected a number from 0"):
-        resolve(row, {"strength": -1})
+    with pytest.raises(ValueError, match="loss 'squared': strength=inf: expected a finite number"):
+        resolve(row, {"strength": float("inf")})
+    for form, message in (
+        (lambda t, *, strength: None, "has no default for strength"),
+        (lambda t, *, anchor=1.0: None, "a knob called 'anchor', which is a part"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            own_variant("mine:form", form)
     assert own_variant("mine:row", LossRow(squared)).loss == LossRow(squared)
     whole = Variant("mean_std", "ppo", "token_mean", "mine")
     assert own_variant("mine:whole", whole) is whole
@@ -176,7 +224,7 @@ def test_corrections_want_old_log_probs() -> None:
 def test_every_row_can_be_explained(name: str) -> None:
     parts = explain(VARIANTS[name], constant(VARIANTS[name].aggregation))
     assert [p.kind for p in parts][:2] == ["advantage", "loss"]
-    assert parts[-1].kind == "aggregation"
+    assert [p.kind for p in parts][-2:] == ["aggregation", "anchor"]
     assert all(p.says.strip() for p in parts)
 
 

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 from episodes import TALKER, talker
 
+from jaxrl.algo.algorithm import resolve
 from jaxrl.algo.loss import make_loss
 from jaxrl.algo.objective import Objective
 from jaxrl.algo.optimizer import OptimizerConfig
 from jaxrl.algo.step import TrainState
-from jaxrl.algo.variants import VARIANTS, resolve
+from jaxrl.algo.variants import VARIANTS
 from jaxrl.models.lora import LoraConfig
 from jaxrl.runtime.checkpoint import Checkpointer
 from jaxrl.runtime.learner import Learner, Packing, Reference, trained_tokens
@@ -414,11 +415,14 @@ def test_a_kl_term_pulls_the_policy_towards_the_reference() -> None:
 def test_what_the_environment_said_can_be_learned_beside_the_policy() -> None:
     """Cross-entropy on answers, with its own denominator; prompts and the policy's own tokens have no part in it."""
     objective = resolve(VARIANTS["ppo"], {"observation_coef": 0.5, "aggregation": "token_mean"}).objective
-    talking = [replace(d, mask=d.mask & (np.arange(len(d.mask)) % 2 == 0)) for d in datums(6)]
+    half = [(d, d.mask & (np.arange(len(d.mask)) % 2 == 0)) for d in datums(6)]
+    talking = [replace(d, mask=mask, versions=np.where(mask, 0, -1).astype(np.int32)) for d, mask in half]
     silent = [replace(d, advantages=0 * d.advantages) for d in talking]
     learner = make(objective=objective, optimizer=OptimizerConfig(0.05))
     losses = [learner.update(silent)["optim/observation_loss"] for _ in range(6)]
     assert losses[-1] < losses[0] - 0.1
+    unsaid = [replace(d, versions=np.zeros_like(d.versions)) for d in silent]  # sampled, and context only
+    assert learner.update(unsaid)["optim/observation_loss"] == 0.0
     prompts = [replace(d, mask=np.arange(len(d.mask)) == len(d.mask) - 1) for d in silent]
     assert learner.update(prompts)["optim/observation_loss"] == 0.0
 
