@@ -160,6 +160,11 @@ def _moved_away(t: TokenInputs, divergence: str, low: float, high: float) -> jax
     return ((t.advantage > 0) & (x > q) & (far > high)) | ((t.advantage < 0) & (x < q) & (far > low))
 
 
+def kept_ratio(log_ratio: jax.Array, dropped: jax.Array) -> jax.Array:
+    """exp(log_ratio), and 0 without a gradient where a token is dropped: its ratio, which may overflow, is not read."""
+    return jnp.where(dropped, 0.0, jnp.exp(jnp.where(dropped, 0.0, log_ratio)))
+
+
 def dppo(
     t: TokenInputs,
     *,
@@ -174,8 +179,7 @@ def dppo(
     sampler. SkyRL and prime-rl use 0.2; verl and Stable-RL write -sg(M rho) A x, `dppo_capped`.
     """
     dropped = _moved_away(t, divergence, divergence_low, divergence_high)
-    ratio = jnp.exp(jnp.where(dropped, 0.0, t.logp_new - t.logp_sampler))
-    return -jnp.where(dropped, 0.0, ratio) * t.advantage, dropped
+    return -kept_ratio(t.logp_new - t.logp_sampler, dropped) * t.advantage, dropped
 
 
 def dppo_capped(
@@ -209,16 +213,15 @@ def prime_rl(
     """
     dropped = _moved_away(t, "tv", divergence_low, divergence_high)
     difference = t.logp_new - t.logp_sampler
-    ratio = jnp.where(dropped, 0.0, jnp.exp(jnp.where(dropped, 0.0, difference)))
-    return -advantage_tau * ratio * t.advantage + sampler_kl_tau * difference**2, dropped
+    policy = -advantage_tau * kept_ratio(difference, dropped) * t.advantage
+    return policy + sampler_kl_tau * difference**2, dropped
 
 
 def ipo(t: TokenInputs, *, divergence_max: float = 0.1, sampler_kl_tau: float = 1e-3) -> FormResult:
     """-M rho A + sampler_kl_tau (x - q)^2 with M = 0 where |p - mu| > divergence_max, whatever the sign (prime-rl)."""
     difference = t.logp_new - t.logp_sampler
     dropped = _total_variation(sg(t.logp_new), t.logp_sampler) > divergence_max
-    ratio = jnp.where(dropped, 0.0, jnp.exp(jnp.where(dropped, 0.0, difference)))
-    return -ratio * t.advantage + sampler_kl_tau * difference**2, dropped
+    return -kept_ratio(difference, dropped) * t.advantage + sampler_kl_tau * difference**2, dropped
 
 
 def reverse_kl(t: TokenInputs, *, divergence_low: float = 0.2, sampler_kl_tau: float = 1e-3) -> FormResult:
@@ -231,8 +234,8 @@ def reverse_kl(t: TokenInputs, *, divergence_low: float = 0.2, sampler_kl_tau: f
     assert t.logp_ref is not None
     difference = t.logp_new - t.logp_sampler
     dropped = jnp.exp(sg(t.logp_new)) - jnp.exp(t.logp_sampler) < -divergence_low
-    ratio = jnp.where(dropped, 0.0, jnp.exp(jnp.where(dropped, 0.0, difference)))
-    return -ratio * sg(t.logp_ref - t.logp_new) + sampler_kl_tau * difference**2, dropped
+    policy = -kept_ratio(difference, dropped) * sg(t.logp_ref - t.logp_new)
+    return policy + sampler_kl_tau * difference**2, dropped
 
 
 # --- soft trust regions ---------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from jaxrl.algo.forms import FormResult, clipped_surrogate, nowhere, ppo, sg
+from jaxrl.algo.forms import FormResult, clipped_surrogate, kept_ratio, nowhere, ppo, sg
 from jaxrl.algo.tokens import TokenInputs, batch_mean, largest, pool_count, pool_mean, pool_sum
 
 Statistics = dict[str, jax.Array]
@@ -208,9 +208,8 @@ def m2po(t: TokenInputs, *, second_moment_max: float = 0.04) -> FormResult:
     They stay in the denominators. The paper's ratio is against the sampler (the default anchor); AReaL's code compares
     with the old policy.
     """
-    kept = t.pooled["kept"]
-    ratio = jnp.exp(jnp.where(kept, t.log_ratio, 0.0))
-    return -jnp.where(kept, ratio, 0.0) * t.advantage, ~kept
+    dropped = ~t.pooled["kept"]
+    return -kept_ratio(t.log_ratio, dropped) * t.advantage, dropped
 
 
 def _covariance(t: TokenInputs) -> jax.Array:
