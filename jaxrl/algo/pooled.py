@@ -246,6 +246,7 @@ def chosen_by_covariance(
 
 def drawn_numbers(t: TokenInputs) -> jax.Array:
     """uint32, as if drawn: a hash of what was recorded when the token was sampled, and of its episode's tokens."""
+    assert t.position is not None
     recorded = jax.lax.bitcast_convert_type(t.logp_sampler.astype(jnp.float32), jnp.uint32)
     own = _mixed(recorded ^ (t.position.astype(jnp.uint32) * jnp.uint32(0x9E3779B1)))
     return _mixed(own ^ pool_sum(own, t.episode, t.mask))  # a sum modulo 2^32, in whatever order
