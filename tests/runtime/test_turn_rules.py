@@ -164,9 +164,11 @@ async def test_a_masked_turn_is_context_and_not_trained(masked: bool) -> None:
     assert tuple(datum.tokens.tolist()) == whole
     trained = [GOOD, GOOD] if masked else [BROKEN, GOOD, UNREAD, GOOD]
     assert tuple(datum.tokens[datum.mask].tolist()) == sum(trained, ())
-    for values, nothing in ((datum.logprobs, 0.0), (datum.advantages, 0.0), (datum.versions, -1)):
-        assert (values[~datum.mask] == nothing).all()
-        assert (values[datum.mask] != nothing).all()
+    for values in (datum.logprobs, datum.advantages):
+        assert (values[~datum.mask] == 0.0).all()
+        assert (values[datum.mask] != 0.0).all()
+    sampled = datum.tokens[datum.versions >= 0]  # whoever is trained: it was no answer of the environment's
+    assert tuple(sampled.tolist()) == sum([BROKEN, GOOD, UNREAD, GOOD], ())
 
 
 async def test_an_episode_of_masked_turns_only_trains_nothing() -> None:
