@@ -11,6 +11,7 @@ from compiling import quick_to_compile
 from small_run import BYTES, small, write_model
 
 from jaxrl.algo.forms import FormResult
+from jaxrl.algo.optimizer import OptimizerConfig
 from jaxrl.algo.tokens import TokenInputs
 from jaxrl.algo.variants import VARIANTS
 from jaxrl.models import spec
@@ -52,7 +53,8 @@ def teacher(tmp_path_factory: pytest.TempPathFactory, model: str) -> str:
 def run(model: str, log_path: Path, **changes: Any) -> list[dict[str, float]]:
     """The metrics of a short run without held-out tasks."""
     data = {"val_tasks": (), "batch_size": 2, "group_size": 3, **changes.pop("data", {})}
-    return read_metrics(main(small(model, log_path, data=data, **{"max_steps": 2, **changes})) / "metrics.jsonl")
+    settings = {"max_steps": 2, "optimizer": OptimizerConfig(), **changes}
+    return read_metrics(main(small(model, log_path, data=data, **settings)) / "metrics.jsonl")
 
 
 @pytest.mark.parametrize("name", VARIANTS)

@@ -359,7 +359,7 @@ LONG = (Task("word " * 30),)
             "part by part, but loss_fn: loss 'm2po' chooses tokens among those of the whole batch",
         ),
         (
-            {"loss_fn": "reinforce_pp", "stream_minibatch": StreamMinibatchConfig(1)},
+            {"loss_fn": "lite_ppo", "stream_minibatch": StreamMinibatchConfig(1)},
             "but advantage: its numbers depend on the other groups",
         ),
         ({"num_substeps": 2, "stream_minibatch": StreamMinibatchConfig(1)}, "but num_substeps: it would change"),
@@ -367,6 +367,9 @@ LONG = (Task("word " * 30),)
             {"loss_fn_config": {"kl": "advantage_centred"}, "stream_minibatch": StreamMinibatchConfig(1)},
             "but kl: its penalties sum to zero over the batch",
         ),
+        ({"loss_fn": "reinforce_pp", "stream_minibatch": StreamMinibatchConfig(1)}, "but kl: its returns are whitened"),
+        ({"loss_fn": "reinforce_pp", "max_sampling_attempts": 2}, "with advantage=reward those teach too"),
+        ({"num_substeps": 3}, "num_substeps=3 is more than the 2 groups of a batch"),
         ({"loss_fn": "ppo", "loss_fn_config": {"clip_lo": 0.8}}, "nearest names are clip_low_threshold"),
         ({"loss_fn": "ppo", "loss_fn_config": {"aggregation_constant": 9.0}}, "constant=9.0 would have no effect"),
         ({"loss_fn": "dr_grpo"}, "divides by a constant length"),
