@@ -2,11 +2,11 @@
 
 import json
 import re
-import time
 from dataclasses import replace
 
 import pytest
 from chat_conversations import CONVERSATIONS
+from growth import assert_linear
 from hypothesis import given
 from hypothesis import strategies as st
 from official import BY_NAME
@@ -276,14 +276,7 @@ def test_any_arrangement_of_markers_is_parsed_without_an_exception(name: str, pa
     ],
 )
 def test_large_turns_are_read_in_linear_time(name: str, unit: str) -> None:
-    def seconds(units: int) -> float:
-        tokens = ids(unit) * units
-        start = time.process_time()
-        make(name).parse(tokens)
-        return time.process_time() - start
-
-    few = 20_000 // len(ids(unit))
-    assert seconds(4 * few) < 12 * seconds(few) + 0.5
+    assert_linear(make(name).parse, lambda size: ids(unit) * (size // len(ids(unit))), 20_000)
 
 
 @both

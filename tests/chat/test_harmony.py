@@ -2,11 +2,11 @@
 
 import json
 import re
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from growth import assert_linear
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from official import BY_NAME
@@ -205,14 +205,7 @@ def test_any_arrangement_of_framing_is_parsed_without_an_exception(parts: list[s
     ],
 )
 def test_large_turns_are_read_in_linear_time(unit: str) -> None:
-    def seconds(units: int) -> float:
-        tokens = ids(unit) * units
-        start = time.process_time()
-        make().parse(tokens)
-        return time.process_time() - start
-
-    few = 20_000 // len(ids(unit))
-    assert seconds(4 * few) < 12 * seconds(few) + 0.5
+    assert_linear(make().parse, lambda size: ids(unit) * (size // len(ids(unit))), 20_000)
 
 
 def test_a_megabyte_of_arguments() -> None:

@@ -2,7 +2,6 @@
 of the makers' own encoder."""
 
 import json
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import pytest
 from chat_conversations import CONVERSATIONS
+from growth import assert_linear
 from hypothesis import given
 from hypothesis import strategies as st
 from official import BY_NAME, mistral_call_id, with_call_ids
@@ -322,13 +322,10 @@ def test_parse_inverts_turn(name: str, content: str, calls: tuple[ToolCall, ...]
 def test_reading_is_linear(name: str, unit: str) -> None:
     r = make(name)
 
-    def seconds(length: int) -> float:
-        turn = ids(r, "[TOOL_CALLS][") + ids(r, unit) * (length // len(unit))
-        start = time.process_time()
-        r.parse((*turn, *END))
-        return time.process_time() - start
+    def turn(length: int) -> tuple[int, ...]:
+        return (*ids(r, "[TOOL_CALLS]["), *ids(r, unit) * (length // len(unit)), *END)
 
-    assert seconds(400_000) < 12 * seconds(100_000) + 0.5
+    assert_linear(r.parse, turn, 50_000)
 
 
 @pytest.mark.full

@@ -1,11 +1,11 @@
 """The later Qwens: calls in tags, thoughts that begin in the prompt, and when those are dropped."""
 
 import json
-import time
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from growth import assert_linear
 from hypothesis import given
 from hypothesis import strategies as st
 from official import BY_NAME
@@ -155,13 +155,10 @@ def test_reading_inverts_writing_for_strings_that_do_not_look_like_json(argument
     "unit", ["</parameter>", "</parameter> \n", "<parameter=a>\n1\n</parameter>\n", "\n", "<function=f>", "["]
 )
 def test_reading_is_linear(unit: str) -> None:
-    def seconds(length: int) -> float:
-        block = "<function=f>\n<parameter=a>\n" + unit * (length // len(unit)) + "\n</parameter>\n</function>"
-        start = time.process_time()
-        read_call(block)
-        return time.process_time() - start
+    def block(length: int) -> str:
+        return "<function=f>\n<parameter=a>\n" + unit * (length // len(unit)) + "\n</parameter>\n</function>"
 
-    assert seconds(1_000_000) < 12 * seconds(250_000) + 0.5
+    assert_linear(read_call, block, 100_000)
 
 
 @pytest.mark.parametrize("name", XML)

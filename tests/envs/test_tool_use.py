@@ -395,13 +395,13 @@ def test_calculator_refusals_are_messages(expression: str, teaches: str):
 
 @given(st.text() | st.text("0123456789eE.+-*/%() \t", max_size=200))
 def test_no_expression_breaks_the_calculator_or_keeps_it_busy(expression: str):
-    started = time.process_time()
+    started = time.thread_time()
     try:
         said = calculate(expression)
     except ToolError as error:
         said = str(error)
     assert len(said) < 300
-    assert time.process_time() - started < 1.0
+    assert time.thread_time() - started < 1.0
 
 
 def test_a_calculator_refusal_reaches_the_model():
