@@ -176,6 +176,29 @@ class RLDataset(abc.ABC):
         """The number of batches."""
 
 
+@dataclass(frozen=True)
+class GroupDataset(RLDataset):
+    """Given groups in batches of `batch_size`, in their order; the last batch may be smaller."""
+
+    groups: Sequence[EnvGroupBuilder]
+    batch_size: int
+
+    def __post_init__(self) -> None:
+        if not self.groups:
+            raise ValueError("groups is empty: a dataset needs at least one EnvGroupBuilder")
+        if self.batch_size < 1:
+            raise ValueError(f"batch_size={self.batch_size}: expected at least 1")
+
+    def get_batch(self, index: int) -> Sequence[EnvGroupBuilder]:
+        """The groups of batch `index`; IndexError when there is none."""
+        if not 0 <= index < len(self):
+            raise IndexError(f"batch {index} of a dataset of {len(self)} batches")
+        return self.groups[index * self.batch_size : (index + 1) * self.batch_size]
+
+    def __len__(self) -> int:
+        return -(-len(self.groups) // self.batch_size)
+
+
 class RLDatasetBuilder(abc.ABC):
     """Configuration of a task distribution: what a recipe names and a run writes into its config.json."""
 

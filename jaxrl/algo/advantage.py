@@ -31,10 +31,10 @@ from jaxrl.algo.members import (
     weighted_deviations,
 )
 from jaxrl.algo.returns import (
-    ANCHORS,
     EPISODE_ROWS,
     NO_PEERS,
     PEERS,
+    STATES,
     gae,
     gigpo,
     gigpo_signals,
@@ -496,7 +496,7 @@ SENSIBLE: dict[str, tuple[Callable[[Any], bool], str]] = {
     "initial": _FINITE,
     "role": _one_of(*ROLES),
     "peers": _one_of(*PEERS, NO_PEERS),
-    "anchor": _one_of(*ANCHORS),
+    "state": _one_of(*STATES),
     "episode_baseline": _one_of(*EPISODE_ROWS),
     "alpha": _one_of(*_ALPHAS),
     "over": _one_of(*_WEIGHTS),

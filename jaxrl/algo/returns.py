@@ -56,7 +56,7 @@ def whole_context(trajectory: Trajectory) -> list[Hashable]:
     return [turn.observation for turn in trajectory.transitions]
 
 
-ANCHORS: dict[str, Callable[[Trajectory], list[Hashable]]] = {
+STATES: dict[str, Callable[[Trajectory], list[Hashable]]] = {
     "observation": newly_observed,
     "context": whole_context,
 }
@@ -71,9 +71,9 @@ PEERS: dict[str, Callable[[Trajectory], list[Hashable]]] = {
 NO_PEERS = "none"
 
 
-def anchors(members: Members, anchor: str) -> list[list[Hashable]]:
+def states(members: Members, state: str) -> list[list[Hashable]]:
     """The state each turn of each member began in."""
-    return [ANCHORS[anchor](trajectory) for trajectory in members.trajectories_G]
+    return [STATES[state](trajectory) for trajectory in members.trajectories_G]
 
 
 def by_key(values_G: Sequence[np.ndarray], keys_G: Keys) -> dict[Hashable, np.ndarray]:
@@ -122,20 +122,20 @@ def gigpo(
     *,
     omega: float = 1.0,
     gamma: float = 0.95,
-    anchor: str = "observation",
+    state: str = "observation",
     episode_baseline: str = "episodes",
 ) -> list[np.ndarray]:
     """A = A_E + omega A_S (Feng et al. 2025, arXiv 2505.10978, eq. 3-8), without dividing by standard deviations.
 
     A_E: the episode's reward less the group's mean. A_S: the discounted return of the turn less the mean over all
     turns of the group that began in the same state; 0 for a state that was met once.
-    anchor: the state is what the turn was newly shown ("observation"), or its whole "context".
+    state: what the turn was newly shown ("observation"), or its whole "context".
     episode_baseline: "episodes"; "turns" is the default of verl-agent, where longer episodes weigh more.
     verl-agent gives a group of one its raw reward; here it has no advantage, like every group of one.
     """
     rows = EPISODE_ROWS[episode_baseline](members)
     episode_G = centred(members.rewards_G, rows)
-    step_G = compared(returns_of(members, gamma), anchors(members, anchor), centred)
+    step_G = compared(returns_of(members, gamma), states(members, state), centred)
     return _both(episode_G, step_G, omega)
 
 
@@ -144,7 +144,7 @@ def gigpo_std(
     *,
     omega: float = 1.0,
     gamma: float = 0.95,
-    anchor: str = "observation",
+    state: str = "observation",
     episode_baseline: str = "episodes",
     ddof: float = 1.0,
     epsilon: float = 1e-6,
@@ -154,18 +154,18 @@ def gigpo_std(
     episode_G = standardised(members.rewards_G, ddof=ddof, epsilon=epsilon, rows=rows)
     step_G = compared(
         returns_of(members, gamma),
-        anchors(members, anchor),
+        states(members, state),
         lambda values: standardised(values, ddof=ddof, epsilon=epsilon),
     )
     return _both(episode_G, step_G, omega)
 
 
-def gigpo_signals(members: Members, *, gamma: float, anchor: str, **_: float | str) -> list[np.ndarray]:
+def gigpo_signals(members: Members, *, gamma: float, state: str, **_: float | str) -> list[np.ndarray]:
     """What has to differ for `gigpo` to teach: the rewards, or the returns from one state.
 
     Members that all won teach, then, when some of them won sooner.
     """
-    return [members.rewards_G, *by_key(returns_of(members, gamma), anchors(members, anchor)).values()]
+    return [members.rewards_G, *by_key(returns_of(members, gamma), states(members, state)).values()]
 
 
 def _both(episode_G: np.ndarray, step_G: Sequence[np.ndarray], omega: float) -> list[np.ndarray]:

@@ -19,7 +19,7 @@ from typing import Protocol
 import numpy as np
 
 from jaxrl.chat.renderer import Renderer
-from jaxrl.env import Env, EnvGroupBuilder, MessageEnv, MessageStepResult, RLDataset
+from jaxrl.env import Env, EnvGroupBuilder, MessageEnv, MessageStepResult
 from jaxrl.runtime.message_env import MessageEnvGroupBuilder, TurnRules
 from jaxrl.types import ENDINGS, Conclusion, Message, StopReason, Task
 
@@ -226,26 +226,3 @@ def _check_few_shot(messages: Sequence[Message]) -> None:
             "few_shot ends with a message of the user, so the question would come second in a row; end it with the "
             "assistant's answer"
         )
-
-
-@dataclass(frozen=True)
-class ProblemDataset(RLDataset):
-    """Groups in batches of `batch_size`, in their order; the last batch may be smaller."""
-
-    groups: Sequence[ProblemGroupBuilder]
-    batch_size: int
-
-    def __post_init__(self) -> None:
-        if not self.groups:
-            raise ValueError("groups is empty: a dataset needs at least one ProblemGroupBuilder")
-        if self.batch_size < 1:
-            raise ValueError(f"batch_size={self.batch_size}: expected at least 1")
-
-    def get_batch(self, index: int) -> Sequence[EnvGroupBuilder]:
-        """The groups of batch `index`."""
-        if not 0 <= index < len(self):
-            raise IndexError(f"batch {index} of a dataset of {len(self)} batches")
-        return self.groups[index * self.batch_size : (index + 1) * self.batch_size]
-
-    def __len__(self) -> int:
-        return -(-len(self.groups) // self.batch_size)

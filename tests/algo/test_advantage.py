@@ -518,7 +518,7 @@ def test_knobs_are_the_keyword_only_parameters_of_the_rows_functions() -> None:
         ("pass_at_k", {"k": 1.5}, "k=1.5"),
         ("gigpo", {"gamma": 1.1}, "gamma=1.1 .*from 0 to 1"),
         ("gigpo", {"omega": -1}, "omega=-1"),
-        ("gigpo", {"anchor": "state"}, "anchor='state' .*observation, context"),
+        ("gigpo", {"state": "turn"}, "state='turn' .*observation, context"),
         ("gigpo", {"episode_baseline": "steps"}, "one of episodes, turns"),
         ("turn_returns", {"peers": "all"}, "one of group, turn, none"),
         ("moving_baseline", {"decay": 1.0}, "decay=1.0 .*below 1"),

@@ -21,11 +21,11 @@ from jaxrl.algo.members import (
 )
 from jaxrl.algo.returns import (
     HOLES,
-    anchors,
     discounted_returns,
     gae,
     gae_tokens,
     newly_observed,
+    states,
     whole_context,
 )
 from jaxrl.types import Conclusion, Sample, StopReason, Trajectory, Transition
@@ -123,8 +123,8 @@ def test_the_same_place_on_two_ways_is_one_state_unless_the_way_counts() -> None
     left = episode([1, 1], [0.0, 1.0], states=[1, 5])
     right = replace(episode([2, 1], [0.0, 0.0], states=[1, 5]))
     played = of_episodes(left, right)
-    assert anchors(members(played), "observation") == [[(1,), (5,)], [(1,), (5,)]]
-    (near, _), (far, _) = (advantages_of([played], "gigpo", gamma=1.0, anchor=a)[0] for a in ("observation", "context"))
+    assert states(members(played), "observation") == [[(1,), (5,)], [(1,), (5,)]]
+    (near, _), (far, _) = (advantages_of([played], "gigpo", gamma=1.0, state=a)[0] for a in ("observation", "context"))
     assert near == (1.0, 1.0)
     assert far == (1.0, 0.5), "only the opening is shared"
 

@@ -12,13 +12,12 @@ from episodes import BYTES, RENDERER, Script, ScriptedEngine, lines, said
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxrl.env import Env
+from jaxrl.env import Env, GroupDataset
 from jaxrl.runtime.episode import Limits
 from jaxrl.runtime.problem import (
     BoxedProblem,
     FunctionProblem,
     Problem,
-    ProblemDataset,
     ProblemEnv,
     ProblemGroupBuilder,
     read_boxed,
@@ -257,15 +256,15 @@ def test_wrong_groups_are_refused(change: dict, message: str) -> None:
 
 def test_a_dataset_gives_each_problem_once_the_last_batch_what_is_left() -> None:
     groups = [ProblemGroupBuilder(BoxedProblem(f"{i}?", str(i)), RENDERER, 2) for i in range(5)]
-    dataset = ProblemDataset(groups, batch_size=2)
+    dataset = GroupDataset(groups, batch_size=2)
     batches = [[b.describe() for b in dataset.get_batch(i)] for i in range(len(dataset))]
     assert batches == [["0?", "1?"], ["2?", "3?"], ["4?"]]
     with pytest.raises(IndexError, match="batch 3 of a dataset of 3"):
         dataset.get_batch(3)
     with pytest.raises(ValueError, match="groups is empty"):
-        ProblemDataset([], 1)
+        GroupDataset([], 1)
     with pytest.raises(ValueError, match="batch_size=0"):
-        ProblemDataset(groups, 0)
+        GroupDataset(groups, 0)
 
 
 async def test_an_env_made_by_the_group_is_of_the_kind_and_closes() -> None:
