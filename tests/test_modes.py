@@ -538,22 +538,29 @@ def test_I9_a_fault_ends_an_asynchronous_run_with_that_error_and_nothing_left(mo
     assert left == [], "trio keeps idle workers for a while; nobody else's thread is left"
 
 
+def first_of_odd(asked: list[str], prompt: str) -> bool:
+    """Whether this member is the first of an odd task to reach its second turn. Notes the task in `asked`."""
+    asked.append(prompt)
+    return asked.count(prompt) == 1 and odd(prompt)
+
+
+def odd(prompt: str) -> bool:
+    return int(prompt[4:-1]) % 2 == 1
+
+
 def test_with_retries_a_flaky_environment_is_counted_and_the_run_goes_on(model: str, tmp_path: Path) -> None:
-    failed: list[str] = []
-
-    def once(prompt: str) -> bool:
-        failed.append(prompt)
-        return failed.count(prompt) == 1 and int(prompt[4:-1]) % 2 == 1
-
-    factory, opened, closed = flaky(once)
+    asked: list[str] = []
+    factory, opened, closed = flaky(partial(first_of_odd, asked))
     data = {"env_factory": factory, "val_tasks": ()}
     run = asynchronous(model, tmp_path / "run", factory, rollout_strategy=RetryOnFailure(1), data=data)
     metrics = read_metrics(run / "metrics.jsonl")
-    assert sum(m.get("rollout_errors/ConnectionError", 0.0) for m in metrics) == 5
+    faults = set(filter(odd, asked))  # weights of which step play depends on time: all members may end in turn one
+    assert faults
+    assert sum(m.get("rollout_errors/ConnectionError", 0.0) for m in metrics) == len(faults)
     assert sum(m.get("rollout_errors/groups_skipped", 0.0) for m in metrics) == 0
     tasks = [r["task"] for step in range(STEPS) for r in records(run, step) if r["trained"]]
     assert Counter(tasks) == {t.prompt: 3 for t in TASKS[: GROUPS * STEPS]}
-    assert len(opened) == 3 + 3 * GROUPS * STEPS + 5, "the look before training, every member, every retry"
+    assert len(opened) == 3 + 3 * GROUPS * STEPS + len(faults), "the look before training, every member, every retry"
     assert sorted(map(id, opened)) == sorted(map(id, closed))
 
 
@@ -570,22 +577,19 @@ GOING_ON: dict[str, Callable[..., Path]] = {
 
 @pytest.mark.parametrize("how", GOING_ON)
 def test_with_members_that_fail_every_mode_goes_on_and_trains_the_others(how: str, model: str, tmp_path: Path) -> None:
-    failed: list[str] = []
-
-    def once(prompt: str) -> bool:
-        failed.append(prompt)
-        return failed.count(prompt) == 1 and int(prompt[4:-1]) % 2 == 1
-
-    factory, opened, closed = flaky(once)
+    asked: list[str] = []
+    factory, opened, closed = flaky(partial(first_of_odd, asked))
     data = {"env_factory": factory, "val_tasks": (), "batch_size": GROUPS}
     run = GOING_ON[how](model, tmp_path / "run", data=data, rollout_strategy=MinViableGroup(2, max_retries=0))
     metrics = read_metrics(run / "metrics.jsonl")
     assert [m["step"] for m in metrics] == list(range(STEPS))
-    assert sum(m.get("rollout_errors/ConnectionError", 0.0) for m in metrics) == 5
+    faults = set(filter(odd, asked))  # weights of which step play depends on time: all members may end in turn one
+    assert faults
+    assert sum(m.get("rollout_errors/ConnectionError", 0.0) for m in metrics) == len(faults)
     assert sum(m.get("rollout_errors/groups_skipped", 0.0) for m in metrics) == 0
     assert max(m.get("async/staleness_max", 0.0) for m in metrics) <= (how != "streaming")
     tasks = Counter(r["task"] for step in range(STEPS) for r in records(run, step) if r["trained"])
-    assert tasks == {t.prompt: 3 - i % 2 for i, t in enumerate(TASKS[: GROUPS * STEPS])}
+    assert tasks == {t.prompt: 3 - (t.prompt in faults) for t in TASKS[: GROUPS * STEPS]}
     assert sorted(map(id, opened)) == sorted(map(id, closed))
 
 
