@@ -6,7 +6,7 @@
 #   make lint          formatting, lint, types
 #
 # Two virtual environments, on purpose: `.venv` is what a user has, without torch, so `make test` proves that none is
-# needed; `.venv-full` adds torch, peft and mistral-common, which serve only as references.
+# needed; `.venv-full` adds torch, peft and mistral-common, which serve only as references, and packages of extras.
 
 PYTHON ?= python3
 TORCH_SPEC ?= torch==2.13.0
@@ -54,13 +54,13 @@ clean:
 # A stamp is newer than pyproject.toml once the environment holds what pyproject.toml asks for.
 .venv/installed: pyproject.toml
 	$(call make_venv,.venv)
-	$(PY) -m pip install $(PIP_FLAGS) -e '.[dev,gguf]'
+	$(PY) -m pip install $(PIP_FLAGS) -e '.[dev]'
 	@touch $@
 
 .venv-full/installed: pyproject.toml
 	$(call make_venv,.venv-full)
 	$(PY_FULL) -m pip install $(PIP_FLAGS) $(TORCH_SPEC)
-	$(PY_FULL) -m pip install $(PIP_FLAGS) -e '.[dev,gguf]' peft mistral-common==1.13.1
+	$(PY_FULL) -m pip install $(PIP_FLAGS) -e '.[dev,reasoning-gym,textarena]' peft mistral-common==1.13.1
 	@touch $@
 
 .cache/fetched: tests/fetch_real.py | .venv/installed

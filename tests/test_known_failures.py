@@ -1,8 +1,9 @@
 """Failures that users of comparable systems reported: for each, the test that covers it here, or why it cannot happen.
 
 Sections A (asynchronous running and staleness), F (failures, timeouts, cleanup), G (configuration), M (masks), T
-(tokenization and chat templates) and P (parsing tool calls). An entry is covered by tests, named as path::name and
-checked to exist, or impossible for the reason given, or both. What was covered nowhere else is tested below.
+(tokenization and chat templates), P (parsing tool calls), X (sandboxes and rewards) and N (environments). An entry is
+covered by tests, named as path::name and checked to exist, or impossible for the reason given, or both. What was
+covered nowhere else is tested below.
 """
 
 import ast
@@ -45,6 +46,8 @@ ENTRIES = [
     *("M01", "M03", "M05", "M07", "M09", "M11", "M13"),
     *("T01", "T03", "T05", "T07", "T09", "T11", "T13", "T15", "T17", "T19", "T21"),
     *("P01", "P03", "P05", "P07", "P09", "P11", "P13"),
+    *("X01", "X03", "X05", "X07", "X09", "X11", "X13"),
+    *("N01", "N03", "N05", "N07", "N09", "N11", "N13", "N15", "N17", "N19", "N21", "N23"),
 ]
 
 
@@ -123,6 +126,7 @@ TABLE: dict[str, Row] = {
     ),
     "F13": row(f"{STRATEGY}::test_F13_every_attempt_has_an_env_of_its_own"),
     "F15": row(
+        "envs/test_problems_symbolic.py::test_F15_what_sympy_cannot_do_in_time_is_not_equal",
         f"{CHAOS}::test_F15_a_grader_in_a_thread_has_a_deadline",
         f"{STRATEGY}::test_a_group_grader_that_is_late_is_a_graders_error",
         f"{HERE}::test_F15_no_time_limit_is_a_signal",
@@ -142,7 +146,11 @@ TABLE: dict[str, Row] = {
         "runtime/test_executor.py::test_groups_played_elsewhere_are_the_groups_played_here",
     ),
     "F25": row(f"{HERE}::test_F25_fifty_endpoints_at_once_have_fifty_ports"),
-    "F27": row(f"{STRATEGY}::test_F27_a_late_agent_that_solved_it_counts_and_a_late_grader_is_no_zero"),
+    "F27": row(
+        f"{STRATEGY}::test_F27_a_late_agent_that_solved_it_counts_and_a_late_grader_is_no_zero",
+        "envs/test_terminal_env.py::test_F27_an_agent_that_ran_out_of_time_is_graded_all_the_same",
+        "envs/test_terminal_env.py::test_F27_a_grader_that_ran_out_of_time_is_an_error_whether_the_agent_did_or_not",
+    ),
     "G01": row(
         f"{HERE}::test_G01_what_a_configuration_says_of_itself_makes_it_again",
         f"{HERE}::test_G01_none_is_none_and_no_word",
@@ -300,10 +308,100 @@ TABLE: dict[str, Row] = {
     ),
     "P11": row(
         "runtime/test_engine.py::test_turns_stop_at_token_ids_strings_budgets_and_the_context",
+        "envs/test_search.py::test_P11_results_that_the_model_makes_up_beside_a_call_are_not_results",
     ),
     "P13": row(
         "runtime/test_turn_rules.py::test_P13_malformed_calls_go_only_with_the_call_too_many_before_them",
         "runtime/test_turn_rules.py::test_P13_the_allowed_calls_run_and_one_more_ends_the_episode",
+        "envs/test_search.py::test_P13_one_search_too_many_is_refused_with_a_message",
+        "envs/test_search.py::test_P13_the_limit_is_exact_within_a_turn_and_refused_calls_do_not_count",
+    ),
+    "X01": row(
+        "envs/test_terminal_sandbox_attacks.py::test_X01_only_an_honest_answer_is_rewarded",
+        "envs/test_terminal_grading.py::test_X01_a_reward_cannot_be_written_by_who_is_graded",
+        "envs/test_terminal_grading.py::test_X01_an_honest_answer_is_rewarded_whatever_else_was_tried",
+        "envs/test_terminal_own_tasks.py::test_X01_a_reward_that_is_there_already_is_replaced",
+        "envs/test_terminal_grading.py::test_X01_what_replaces_a_program_does_not_reach_a_fresh_root",
+        "envs/test_terminal_grading.py::test_X01_a_module_in_a_home_directory_is_not_imported_by_the_tests",
+        "envs/test_terminal_own_tasks.py::test_X01_tasks_can_be_graded_from_outside_the_episode",
+        "envs/test_terminal_sandbox_attacks.py::test_X01_attack_a_poisoned_grader",
+        "envs/test_terminal_sandbox_attacks.py::test_X01_poison_does_not_reach_a_fresh_root",
+    ),
+    "X03": row(
+        "envs/test_terminal_sandbox_attacks.py::test_X03_a_forged_end_of_a_command_is_output",
+    ),
+    "X05": row(
+        "envs/test_terminal_grading.py::test_X05_a_megabyte_of_tests_arrives",
+        "envs/test_terminal_sandbox.py::test_X05_a_command_too_long_for_an_argument_says_what_to_do_instead",
+        "envs/test_terminal_sandbox_attacks.py::test_X05_a_shell_takes_a_command_longer_than_an_argument",
+    ),
+    "X07": row(
+        "envs/test_terminal_sandbox.py::test_X07_a_tree_keeps_nested_files_dot_files_and_permission_bits",
+        "envs/test_terminal_grading.py::test_X07_the_tests_of_a_step_lie_over_those_of_the_task_with_all_their_bits",
+        "envs/test_terminal_dockerfile.py::test_X07_a_source_is_a_file_or_all_of_a_directory",
+    ),
+    "X09": row(
+        "envs/test_terminal_env.py::test_X09_a_command_sees_no_variable_of_the_trainer",
+        "envs/test_terminal_sandbox_attacks.py::test_X09_attack_reading_secrets_of_the_machine",
+        "envs/test_terminal_task.py::test_X09_a_task_reads_no_variable_of_this_machine_that_it_was_not_given",
+    ),
+    "X11": row(
+        "runtime/test_report.py::test_X11_text_of_the_model_is_never_markup",
+        "runtime/test_report.py::test_X11_a_terminal_gets_no_control_codes_and_no_markup",
+        "runtime/test_cli.py::test_X11_show_prints_hostile_text_as_it_is",
+    ),
+    "X13": row(
+        "envs/test_terminal_dockerfile.py::test_X13_what_an_image_would_start_is_left_out",
+        "envs/test_terminal_sandbox.py::test_X13_docker_runs_no_entry_point_of_the_image",
+    ),
+    "N01": row(
+        "envs/test_text_arena.py::test_N01_N03_a_bad_move_says_why_the_same_every_time_and_is_no_turn",
+        "envs/test_games.py::test_what_names_no_move_is_answered_with_those_there_are",
+    ),
+    "N03": row(
+        "envs/test_text_arena.py::test_N01_N03_a_bad_move_says_why_the_same_every_time_and_is_no_turn",
+        "envs/test_games_play.py::test_bad_moves_that_are_not_in_a_row_do_not_forfeit",
+    ),
+    "N05": row(
+        "envs/test_games.py::test_tic_tac_toe_has_as_many_games_and_positions_as_everyone_counts",
+        "envs/test_text_arena.py::test_N05_random_games_of_tic_tac_toe_end_as_ours_do",
+    ),
+    "N07": row(
+        "envs/test_twenty_questions.py::test_what_is_read_as_a_guess",
+        "envs/test_search_answers.py::test_N07_N19_parts_and_lists_are_not_equal",
+    ),
+    "N09": row(
+        "envs/test_text_arena.py::test_N09_every_game_of_the_package_is_in_the_catalogue_and_every_offline_one_starts",
+    ),
+    "N11": row(
+        "runtime/test_problem.py::test_N11_only_the_response_is_graded",
+        "envs/test_search.py::test_N11_only_the_last_message_is_graded",
+    ),
+    "N13": row(
+        "envs/test_search_retrievers.py::test_N13_a_copy_belongs_to_one_owner_and_a_damaged_one_is_made_again",
+        "envs/test_search_chroma.py::test_N13_processes_that_start_at_once_own_a_copy_each_of_one_index",
+        "envs/test_search_chroma.py::test_N13_what_one_client_wrote_to_a_server_another_finds",
+        "envs/test_search_servers.py::test_N13_two_clients_may_fill_a_collection_at_once",
+    ),
+    "N15": row(
+        "envs/test_search_retrievers.py::test_N15_another_embedder_or_corpus_is_another_index",
+        "envs/test_search_servers.py::test_N15_a_collection_of_another_embedder_is_refused",
+        "envs/test_search_chroma.py::test_N15_another_embedder_or_corpus_is_another_folder",
+        "envs/test_search_servers.py::test_N15_another_embedder_or_corpus_is_another_collection",
+    ),
+    "N17": row(
+        "envs/test_problems_grading.py::test_N17_a_box_inside_of_tags_is_read",
+        "envs/test_search_answers.py::test_N17_the_answer_is_taken_out_of_its_wrapping",
+    ),
+    "N19": row(
+        "runtime/test_problem.py::test_N19_shotgun_answers_score_nothing",
+        "envs/test_problems.py::test_N19_numbers_outside_of_the_mark_are_not_looked_at",
+        "envs/test_search_answers.py::test_N19_without_exactly_one_answer_line_at_the_end_there_is_no_answer",
+        "envs/test_search_answers.py::test_N07_N19_parts_and_lists_are_not_equal",
+    ),
+    "N21": row("envs/test_games_play.py::test_running_out_of_turns_gives_the_match_away"),
+    "N23": row(
+        "runtime/test_interleave.py::test_N23_ragged_sources_of_5_and_3_in_batches_of_4_are_all_seen_once",
     ),
 }
 

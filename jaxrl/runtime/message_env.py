@@ -87,6 +87,7 @@ class EnvFromMessageEnv(Env):
         self._broken = 0  # turns in a row whose framing was broken
         self._unread = 0  # turns in a row of whose calls none could be read
         self._calls = 0
+        self._over = False
 
     async def initial_observation(self) -> tuple[Observation, StopCondition]:
         """The opening messages, rendered with the env's tools."""
@@ -99,8 +100,16 @@ class EnvFromMessageEnv(Env):
 
         A turn cut by its budget ends the episode (MAX_TOKENS); `TurnRules` says what becomes of malformed ones. Of
         the calls, as many run as `max_tool_calls` allows, and the episode ends where more were asked for.
+
+        Errors: RuntimeError after the end, where a reward would count twice.
         """
-        extra = extra or ActionExtra("stop")
+        if self._over:
+            raise RuntimeError("step() after the episode's end: an env is one episode, so make another")
+        result = await self._step(action, extra or ActionExtra("stop"))
+        self._over = result.episode_done
+        return result
+
+    async def _step(self, action: Sequence[int], extra: ActionExtra) -> StepResult:
         parsed = self._renderer.parse(action)
         if parsed.outcome is Outcome.LENGTH:
             return StepResult(0.0, True, stop_reason=StopReason.MAX_TOKENS)

@@ -1,0 +1,151 @@
+r"""One spelling for the many of one answer: TeX spacing and sizes, delimiters, text commands, units, number words.
+
+Knows characters and words; it must not know expressions, nor what is equal. What \text{...} and its like hold is kept
+between double quotes ('5 "cm"'), since words of that kind are never a product of letters.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+
+_CHARACTERS = str.maketrans(
+    {
+        '"': "", "\N{MINUS SIGN}": "-", "\N{EN DASH}": "-", "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ",
+        "÷": r"\div ", "π": r"\pi ", "∞": r"\infty ", "∪": r"\cup ", "±": r"\pm ", "∈": r"\in ", "θ": r"\theta ",
+        "²": "^{2}", "³": "^{3}", "°": r"^{\circ}", "√": r"\sqrt ", "½": " 1/2", "¼": " 1/4", "¾": " 3/4",
+        "\N{NO-BREAK SPACE}": " ", "\N{THIN SPACE}": " ", "$": "", "£": "", "€": "", "¥": "", "％": "%",
+    }
+)  # fmt: skip
+
+_TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox|operatorname|rm)\s*\{([^{}]*)\}")
+_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{(.*)\}", re.DOTALL)
+_REPLACED = [
+    (re.compile(r"\\\\"), r" \\cr "),
+    (re.compile(r"\\[()\[\]]"), " "),
+    (re.compile(r"\\(?:left|right|middle|big|Big|bigg|Bigg|displaystyle|textstyle|limits)(?![A-Za-z])\.?"), ""),
+    (re.compile(r"\\(?:quad|qquad|enspace|thinspace)(?![A-Za-z])"), " "),
+    (re.compile(r"\\[,;:! ]|~"), " "),
+    (re.compile(r"\\[dtc]frac(?![A-Za-z])"), r"\\frac"),
+    (re.compile(r"\\(?:lbrace|\{)"), r"\\{"),
+    (re.compile(r"\\(?:rbrace|\})"), r"\\}"),
+    (re.compile(r"\\(?:lvert|rvert|vert|mid)(?![A-Za-z])|\\\|"), "|"),
+    (re.compile(r"([0-9])\{,\}(?=[0-9])"), r"\1"),
+    (
+        re.compile(r"(?<![0-9A-Za-z.,/^_}])([0-9]{1,3}(?: [0-9]{3})+)(?![0-9A-Za-z./]| [0-9])"),
+        lambda m: m[1].replace(" ", ""),
+    ),
+    (re.compile(r"\^\s*(?:\{\s*(?:\\circ|o)\s*\}|\\circ(?![A-Za-z]))"), r"^{\\circ}"),
+]
+
+
+def clean(text: str) -> str:
+    """`text` in the one spelling. Time linear in its length."""
+    text = text.replace(r"\$", "").translate(_CHARACTERS)
+    boxed = _BOX.fullmatch(text.strip())
+    text = boxed[1] if boxed else text
+    text = _TEXT.sub(r' "\1" ', text)
+    for pattern, replacement in _REPLACED:
+        text = pattern.sub(replacement, text)
+    return " ".join(text.split()).rstrip(".,; ")
+
+
+THOUSANDS = re.compile(r"(?<![0-9.,])[1-9][0-9]{0,2}(?:,[0-9]{3})+(?![0-9,])")
+"""A number whose thousands are set off by commas: 1,234,567 and not 1,23 nor 0,123."""
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """The text of a number or expression without what stands around it.
+
+    factor: of a number word ("million"). percent: a percent sign followed. unit: the unit by its one name, None when
+    there was none or an unknown one.
+    """
+
+    text: str
+    factor: Fraction = Fraction(1)
+    percent: bool = False
+    unit: str | None = None
+
+
+_SCALES: Mapping[str, int] = {
+    "hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12,
+}  # fmt: skip
+
+_UNITS: Mapping[str, str] = {
+    spelling: name
+    for name, spellings in {
+        "mm": "mm millimeter millimeters millimetre millimetres",
+        "cm": "cm centimeter centimeters centimetre centimetres",
+        "m": "m meter meters metre metres",
+        "km": "km kilometer kilometers kilometre kilometres",
+        "in": "in inch inches",
+        "ft": "ft foot feet",
+        "yd": "yd yard yards",
+        "mi": "mi mile miles",
+        "mg": "mg milligram milligrams",
+        "g": "g gram grams",
+        "kg": "kg kilogram kilograms",
+        "lb": "lb lbs pound pounds",
+        "oz": "oz ounce ounces",
+        "ml": "ml mL milliliter milliliters millilitre millilitres",
+        "l": "l L liter liters litre litres",
+        "s": "s sec second seconds",
+        "min": "min mins minute minutes",
+        "h": "h hr hrs hour hours",
+        "day": "day days",
+        "week": "week weeks",
+        "month": "month months",
+        "year": "year years",
+        "cent": "cent cents",
+        "dollar": "dollar dollars usd USD",
+        "degree": "degree degrees deg",
+        "radian": "radian radians rad",
+    }.items()
+    for spelling in spellings.split()
+}
+_NEVER_UNITS = "pi sqrt sin cos tan cot sec csc log ln exp infty or and"
+_MATHEMATICAL = frozenset(_NEVER_UNITS.split())
+_PERCENT = re.compile(r'\s*(?:\\?%|"?\s*\bpercent\s*"?)$')
+_DEGREES = re.compile(r"\s*\^\{\\circ\}(?:\s*[CF])?$")
+_ANGLES = re.compile(r"sin|cos|tan|cot|sec|csc")  # what they take is no unit
+_WORDS = re.compile(
+    r'(?P<value>.*[0-9)}\].])\s*"(?P<words>[^"]*)"\s*(?:\^\s*\{?\s*(?P<power>[1-9])\s*\}?)?$', re.DOTALL
+)
+_PLAIN_WORDS = re.compile(
+    r"(?P<value>.*[0-9)}\]])\s*(?P<words>[A-Za-z]{2,}\.?(?: [A-Za-z]+){0,5})"
+    r"(?:\s*\^\s*\{?\s*(?P<power>[23])\s*\}?)?$",
+    re.DOTALL,
+)
+_POWERS = {"square": "2", "sq": "2", "cubic": "3"}
+
+
+def quantity(text: str) -> Quantity:
+    """`text`, which is clean, taken apart. Words are a unit only behind a number or a closing bracket."""
+    percent = _PERCENT.search(text)
+    if percent:
+        return Quantity(text[: percent.start()].strip(), percent=True)
+    degrees = _DEGREES.search(text)
+    if degrees and not _ANGLES.search(text):
+        return Quantity(text[: degrees.start()].strip(), unit="degree")
+    found = _WORDS.match(text) or _PLAIN_WORDS.match(text)
+    words = found["words"].replace(".", "").split() if found else []
+    if not found or not words or (found.re is _PLAIN_WORDS and not _is_unit(words)):
+        return Quantity(text)
+    factor = Fraction(_SCALES.get(words[0].lower(), 1))
+    words = words[1:] if factor != 1 else words
+    if words == ["percent"]:
+        return Quantity(found["value"].strip(), factor, percent=True)
+    return Quantity(found["value"].strip(), factor, unit=_unit(words, found["power"] or ""))
+
+
+def _is_unit(words: list[str]) -> bool:
+    """Words that nobody would mean as a product of variables."""
+    return not set(words) & _MATHEMATICAL and (len(words[0]) > 3 or words[0] in _UNITS)
+
+
+def _unit(words: list[str], power: str) -> str | None:
+    if words and words[0] in _POWERS:
+        power, words = _POWERS[words[0]], words[1:]
+    known = _UNITS.get(words[0]) if len(words) == 1 else None
+    return None if known is None else known + power.replace("1", "")

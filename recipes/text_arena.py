@@ -1,0 +1,218 @@
+"""A two-player game of textarena against oneself, a random player, or past policies (pip install 'jaxrl[textarena]').
+
+    python -m recipes.text_arena                        a tiny model, built and warm-started in place: TicTacToe-v0
+
+    python -m recipes.text_arena dataset_builder.opponent=random loss_fn_config.advantage=mean
+    python -m recipes.text_arena dataset_builder.opponent=past dataset_builder.past=a,b \\
+        frozen_policies.a=runs/one frozen_policies.b=runs/two loss_fn_config.advantage=mean
+    python -m recipes.text_arena model_name=<model> warm_start=None dataset_builder.game=KuhnPoker-v0 packing=None \\
+        dataset_builder.board_only=False dataset_builder.squeeze=False max_tokens=64 max_turns=40 engine.context=4096
+
+The seats, the opponents and what becomes of bad moves are those of recipes/tictactoe_selfplay.py; the games come from
+the package, as envs/text_arena makes rules of them. Held-out games are against a random player, from both seats. The
+tiny model sees bare boards only; a pretrained one needs the prompt and the list of moves: see the last line above.
+"""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import numpy as np
+
+from envs import games, text_arena
+from jaxrl.algo.advantage import needs_peers
+from jaxrl.algo.optimizer import OptimizerConfig
+from jaxrl.chat.renderer import Renderer
+from jaxrl.env import EnvGroupBuilder, RLDataset, RLDatasetBuilder
+from jaxrl.models.lora import LoraConfig
+from jaxrl.runtime.engine import EngineConfig
+from jaxrl.runtime.learner import Packing
+from jaxrl.runtime.message_env import EnvFromMessageEnv, TurnRules
+from jaxrl.runtime.opponents import Frozen
+from jaxrl.runtime.warm_start import Demonstration, Demonstrator, WarmStart
+from jaxrl.train import Config, main, one_line_errors, parse
+
+CURRENT = "current"
+"""In a pool of past policies, the one that is being trained, which is not frozen."""
+
+
+def rules_of(game: text_arena.Game) -> games.Rules:
+    """The game as `envs.games` plays it. ModuleNotFoundError, naming the extra, without the package."""
+    return text_arena.as_rules(game, games.Rules, games.IllegalMove)
+
+
+@dataclass(frozen=True)
+class Groups(RLDataset):
+    """Groups in batches of `batch_size`, in their order."""
+
+    builders: Sequence[EnvGroupBuilder]
+    batch_size: int
+
+    def get_batch(self, index: int) -> Sequence[EnvGroupBuilder]:
+        """The builders of batch `index`."""
+        if not 0 <= index < len(self):
+            raise IndexError(f"batch {index} of a dataset of {len(self)} batches")
+        return self.builders[index * self.batch_size : (index + 1) * self.batch_size]
+
+    def __len__(self) -> int:
+        return -(-len(self.builders) // self.batch_size)
+
+
+@dataclass(frozen=True)
+class TextArena(RLDatasetBuilder):
+    """`batch_size` games a step against oneself; or as many groups of `group_size` games against somebody else.
+
+    game: a registered name without the suffix of a wrapper. starts: how many seeds it starts from. board_only: show no
+    prompt; squeeze: show neither what pads a board nor lists of moves. opponent: self, random, or past, which takes
+    turns among the `past` policies, named as in frozen_policies, where "current" is the one in training.
+    past_max_tokens: of their turns. test_games: held-out games against a random player.
+    """
+
+    game: str = "TicTacToe-v0"
+    starts: int = 16
+    board_only: bool = True
+    squeeze: bool = True
+    opponent: Literal["self", "random", "past"] = "self"
+    past: tuple[str, ...] = ()
+    past_max_tokens: int = 4
+    batch_size: int = 16
+    group_size: int = 8
+    steps: int = 100
+    test_games: int = 32
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        self.shown()
+        if (self.opponent == "past") != bool(self.past):
+            raise ValueError(
+                f"dataset_builder.opponent={self.opponent} with past={self.past}: name the policies that play, such as "
+                "past=a,b, with opponent=past, and nobody else"
+            )
+
+    def shown(self) -> text_arena.Game:
+        """The game, and how it is shown."""
+        return text_arena.Game(self.game, self.starts, self.board_only, self.squeeze)
+
+    async def __call__(self, renderer: Renderer) -> tuple[RLDataset, RLDataset | None]:
+        """Fresh games every step; the same held-out games at every evaluation."""
+        rules = rules_of(self.shown())
+        if (self.opponent == "random" or self.test_games) and not text_arena.candidates(rules.starts[0]):
+            raise ValueError(
+                f"dataset_builder.game={self.game}: it lists no moves, so nobody plays it at random; play it "
+                "against self or past, with dataset_builder.test_games=0"
+            )
+        lift = partial(EnvFromMessageEnv, renderer=renderer, rules=TurnRules(failed_parse_reward=games.LOSS))
+        count, random = self.batch_size * self.steps, games.scripted(text_arena.random_player)
+        train = self._tables(rules, lift, count)
+        if self.opponent != "self":
+            train = self._duels(rules, lift, self._sides(renderer), count)
+        test = [
+            games.DuelGroupBuilder(task, rules, random, lift, 1, ("random",))
+            for task in games.tasks("test", self.test_games, rules, seed=self.seed)
+        ]
+        return Groups(train, self.batch_size), Groups(test, len(test)) if test else None
+
+    def _tables(self, rules: games.Rules, lift: games.Lift, count: int) -> list[EnvGroupBuilder]:
+        drawn = games.tasks("train", count, rules, seats=(0,), seed=self.seed)
+        return [games.TableGroupBuilder(rules, task.metadata["start"], lift) for task in drawn]
+
+    def _duels(
+        self, rules: games.Rules, lift: games.Lift, sides: Sequence[tuple[str, games.MakeSide]], count: int
+    ) -> list[EnvGroupBuilder]:
+        """Groups against each of `sides` in turn."""
+        made: list[EnvGroupBuilder] = []
+        for i, task in enumerate(games.tasks("train", count, rules, seed=self.seed)):
+            name, side = sides[i % len(sides)]
+            made.append(games.DuelGroupBuilder(task, rules, side, lift, self.group_size, (name,)))
+        return made
+
+    def _sides(self, renderer: Renderer) -> list[tuple[str, games.MakeSide]]:
+        """Who plays the other side, by name."""
+        if self.opponent == "random":
+            return [("random", games.scripted(text_arena.random_player))]
+        make = partial(Frozen, renderer, max_tokens=self.past_max_tokens)
+        adapters = {name: None if name == CURRENT else name for name in self.past}
+        return [(name, games.conversing(partial(make, adapter=adapter))) for name, adapter in adapters.items()]
+
+
+@dataclass(frozen=True)
+class RandomPlayer(Demonstrator):
+    """Knows the form of the game, and moves at random, against another of its kind."""
+
+    game: str = "TicTacToe-v0"
+    starts: int = 16
+    board_only: bool = True
+    squeeze: bool = True
+
+    def play(self, rng: np.random.Generator) -> Demonstration:
+        """What one seat of one game said and heard."""
+        rules = rules_of(text_arena.Game(self.game, self.starts, self.board_only, self.squeeze))
+        players, seat = (text_arena.random_player, text_arena.random_player), int(rng.integers(2))
+        return Demonstration(games.demonstrate(rules, players, seat, rng) or games.demonstrate(rules, players, 0, rng))
+
+
+DEFAULTS = {
+    "dataset_builder": TextArena(),
+    "model_name": "tiny",
+    "warm_start": WarmStart(RandomPlayer(), steps=30, batch_size=8, learning_rate=1e-3),
+    "log_path": "runs/text_arena",
+    "loss_fn_config.advantage": "moving_baseline",
+    "learning_rate": 1e-3,
+    "lora": LoraConfig(rank=16, alpha=16.0),
+    "optimizer": OptimizerConfig(max_grad_norm=100.0),
+    "max_tokens": 4,
+    "max_turns": 10,
+    "eval_every": 25,
+    "engine": EngineConfig(
+        slots=32,
+        context=352,
+        prompts=0,
+        prompt_context=1,
+        decode_steps=4,
+        extend_lengths=(56, 96),
+        row_buckets=(32,),
+        position_buckets=(352,),
+    ),
+    "packing": Packing(widths=(352,), rows=8),
+    "remat": False,
+}
+
+
+def check_goes_together(config: Config) -> None:
+    """Raise ValueError for a warm start of another game, or an advantage that compares what cannot be compared."""
+    data, player = config.dataset_builder, config.warm_start and config.warm_start.demonstrator
+    if not isinstance(data, TextArena):
+        return
+    if isinstance(player, RandomPlayer):
+        for name in ("game", "starts", "board_only", "squeeze"):
+            if getattr(data, name) != getattr(player, name):
+                raise ValueError(
+                    f"dataset_builder.{name}={getattr(data, name)}, but warm_start.demonstrator.{name}="
+                    f"{getattr(player, name)}: the warm start would show another game; set both alike"
+                )
+    advantage = config.loss_fn_config.get("advantage")
+    if data.opponent == "self" and (advantage is None or needs_peers(str(advantage))):
+        raise ValueError(
+            "dataset_builder.opponent=self: a group is the two seats of one game, whose rewards always sum to zero, so "
+            "neither is a baseline of the other; set loss_fn_config.advantage=moving_baseline"
+        )
+    if data.opponent != "self" and advantage == "moving_baseline" and config.loss_fn_config.get("role") != "tags":
+        raise ValueError(
+            f"dataset_builder.opponent={data.opponent}: a group is several attempts from one seat, which are each "
+            "other's baseline; set loss_fn_config.advantage=mean"
+        )
+    unknown = sorted(set(data.past) - {*config.frozen_policies, CURRENT})
+    if unknown:
+        raise ValueError(
+            f"dataset_builder.past names {', '.join(unknown)}, which frozen_policies does not: give "
+            f"frozen_policies.{unknown[0]}=<run directory>"
+        )
+
+
+if __name__ == "__main__":
+    with one_line_errors():
+        chosen = parse(sys.argv[1:], **DEFAULTS)
+        check_goes_together(chosen)
+        main(chosen)
