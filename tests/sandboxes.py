@@ -18,6 +18,6 @@ async def _try_one() -> str | None:
 
 @functools.cache
 def missing() -> str | None:
-    """Why no sandbox can be made here; None where one can. May be asked inside an event loop, so a thread of its own."""
+    """Why no sandbox can be made here; None where one can. Asked in a thread of its own, as a loop may be running."""
     with ThreadPoolExecutor(1) as threads:
         return threads.submit(trio.run, _try_one).result()
