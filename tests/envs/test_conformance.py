@@ -205,8 +205,11 @@ ENVIRONMENTS: dict[str, Callable[[], Row]] = {
 """One row each. Where a package of an extra is missing, the row's function calls pytest.importorskip."""
 
 
+MARKS = [("terminal", "slow"), ("text_arena", "full")]
+"""Of rows, by how their names start."""
+
 ROWS = [
-    pytest.param(row, id=name, marks=[pytest.mark.full] if name.startswith("text_arena") else [])
+    pytest.param(row, id=name, marks=[getattr(pytest.mark, mark) for start, mark in MARKS if name.startswith(start)])
     for name, row in ENVIRONMENTS.items()
 ]
 

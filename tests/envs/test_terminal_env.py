@@ -38,6 +38,8 @@ from envs.terminal.trial import NotHealthy
 from jaxrl.env import MessageStepResult
 from jaxrl.types import MalformedToolCall, Message, StopReason, ToolCall
 
+pytestmark = pytest.mark.slow  # hundreds of sandboxes
+
 
 @pytest.fixture(scope="module")
 def sandboxes() -> None:

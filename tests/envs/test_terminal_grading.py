@@ -21,6 +21,8 @@ from envs.terminal import (
 from envs.terminal.grading import parse_json, parse_text, read_tests, total
 from envs.terminal.trial import combined, falls_short
 
+pytestmark = pytest.mark.slow  # hundreds of sandboxes
+
 FRESH, SHARED = TrialOptions(command_seconds=20), TrialOptions(grading="shared", command_seconds=20)
 
 

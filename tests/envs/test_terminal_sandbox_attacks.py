@@ -37,6 +37,8 @@ from envs.terminal import (
     Shell,
 )
 
+pytestmark = pytest.mark.slow  # hundreds of sandboxes
+
 MIB = 1024 * 1024
 SMALL = Limits(seconds=20, memory_mb=200, processes=64, disk_mb=32, inodes=2000, file_mb=16, output_bytes=2000)
 

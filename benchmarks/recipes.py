@@ -1,0 +1,81 @@
+"""What the tiny model learns in each recipe: one run of its defaults, as data, as a picture and as a table.
+
+    python -m benchmarks.recipes [recipe ...]        default: all of them; writes benchmarks/recipes/
+
+Each is the README's own command in a process of its own. Kept are its metrics and its curve; the table in
+benchmarks/recipes/README.md has a row for every recipe that was ever run, with the date and the time it took.
+"""
+
+import datetime
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+OUT = Path(__file__).parent / "recipes"
+
+MEASURES = {
+    "math_rl": "test/env/all/reward/total",
+    "search_qa": "test/env/all/reward/total",
+    "shorter_answers": "test/env/all/reward/total",
+    "terminal_rl": "test/env/all/reward/total",
+    "text_arena": "test/env/all/success",
+    "tictactoe_selfplay": "test/env/all/success",
+    "twenty_questions": "test/env/all/success",
+}
+"""The held-out number of each recipe."""
+
+HEAD = """# What the tiny model learns in each recipe
+
+    python -m benchmarks.recipes [recipe ...]
+
+One run of each recipe's defaults, one seed, two CPU cores. Held-out tasks, sampled alike before and after the RL, which
+begins where the warm start ends. A recipe without a row was not measured.
+
+| recipe | measure | before RL | after | steps | minutes | date |
+|---|---|---|---|---|---|---|
+"""
+
+
+def run(recipe: str) -> None:
+    """Train, and keep the metrics, the curve and what the table says."""
+    with tempfile.TemporaryDirectory() as scratch:
+        where = Path(scratch) / "run"
+        began = time.monotonic()
+        subprocess.run([sys.executable, "-m", f"recipes.{recipe}", f"log_path={where}"], check=True)
+        minutes = (time.monotonic() - began) / 60
+        shutil.copyfile(where / "metrics.jsonl", OUT / f"{recipe}.jsonl")
+        shutil.copyfile(where / "curve.png", OUT / f"{recipe}.png")
+    date = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
+    (OUT / f"{recipe}.json").write_text(json.dumps({"minutes": round(minutes, 1), "date": date}) + "\n")
+
+
+def row(recipe: str) -> str:
+    """One line of the table, from what was kept."""
+    steps = [json.loads(line) for line in (OUT / f"{recipe}.jsonl").read_text().splitlines()]
+    kept = json.loads((OUT / f"{recipe}.json").read_text())
+    seen = [m[MEASURES[recipe]] for m in steps if MEASURES[recipe] in m]
+    measure = MEASURES[recipe].removeprefix("test/env/all/")
+    return (
+        f"| [{recipe}]({recipe}.png) | {measure} | {seen[0]:.3f} | {seen[-1]:.3f} | {len(steps)} | "
+        f"{kept['minutes']} | {kept['date']} |"
+    )
+
+
+def main(recipes: list[str]) -> None:
+    """Run these and write the table of all that were ever run."""
+    unknown = sorted(set(recipes) - set(MEASURES))
+    if unknown:
+        raise SystemExit(f"no such recipe: {', '.join(unknown)}; expected some of {', '.join(MEASURES)}")
+    OUT.mkdir(exist_ok=True)
+    for recipe in recipes or MEASURES:
+        run(recipe)
+        rows = [row(each) for each in MEASURES if (OUT / f"{each}.json").is_file()]
+        (OUT / "README.md").write_text(HEAD + "\n".join(rows) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
