@@ -101,10 +101,15 @@ async def nothing_left(sampler: HashSampler) -> AsyncIterator[None]:
     before = held()
     yield
     await sampler.until_live(0)
-    with trio.move_on_after(0.5):  # a socket is closed a moment after its session
-        while held() != before:  # noqa: ASYNC110  the kernel sends no event
+    with trio.move_on_after(5):  # a socket is closed a moment after its session, on a busy machine a long one
+        while more_than(before):  # noqa: ASYNC110  the kernel sends no event
             await trio.sleep(0.001)
-    assert held() == before
+    assert not more_than(before), (before, held())
+
+
+def more_than(before: tuple[int, int, int]) -> bool:
+    """What earlier tests left may end meanwhile, so less is right too."""
+    return any(now > then for now, then in zip(held(), before, strict=True))
 
 
 def held() -> tuple[int, int, int]:
