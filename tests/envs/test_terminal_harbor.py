@@ -36,11 +36,14 @@ def interpreter() -> str | None:
 
 def harbor_says(tasks: Sequence[Path]) -> dict[tuple[str, str], dict[str, Any]]:
     """What harbor's trials gave, by the name of the task and the agent."""
+    python = interpreter()
+    if python is None:
+        pytest.skip("harbor is not installed: set JAXRL_HARBOR_PYTHON to a Python 3.12 or later that has it")
     if why := missing():
         pytest.skip(why)
     script = Path(__file__).with_name("harbor_reference.py")
     path = f"{Path(find_bwrap()).parent}:{os.environ['PATH']}"
-    argv = [str(interpreter()), str(script), *map(str, tasks)]
+    argv = [python, str(script), *map(str, tasks)]
     ended = subprocess.run(argv, capture_output=True, text=True, timeout=600, env={**os.environ, "PATH": path})
     assert ended.returncode == 0, ended.stderr[-2000:]
     found = [json.loads(line) for line in ended.stdout.splitlines()]
