@@ -25,7 +25,7 @@ from envs import games, text_arena
 from jaxrl.algo.advantage import needs_peers
 from jaxrl.algo.optimizer import OptimizerConfig
 from jaxrl.chat.renderer import Renderer
-from jaxrl.env import EnvGroupBuilder, RLDataset, RLDatasetBuilder
+from jaxrl.env import EnvGroupBuilder, GroupDataset, RLDataset, RLDatasetBuilder
 from jaxrl.models.lora import LoraConfig
 from jaxrl.runtime.engine import EngineConfig
 from jaxrl.runtime.learner import Packing
@@ -41,23 +41,6 @@ CURRENT = "current"
 def rules_of(game: text_arena.Game) -> games.Rules:
     """The game as `envs.games` plays it. ModuleNotFoundError, naming the extra, without the package."""
     return text_arena.as_rules(game, games.Rules, games.IllegalMove)
-
-
-@dataclass(frozen=True)
-class Groups(RLDataset):
-    """Groups in batches of `batch_size`, in their order."""
-
-    builders: Sequence[EnvGroupBuilder]
-    batch_size: int
-
-    def get_batch(self, index: int) -> Sequence[EnvGroupBuilder]:
-        """The builders of batch `index`."""
-        if not 0 <= index < len(self):
-            raise IndexError(f"batch {index} of a dataset of {len(self)} batches")
-        return self.builders[index * self.batch_size : (index + 1) * self.batch_size]
-
-    def __len__(self) -> int:
-        return -(-len(self.builders) // self.batch_size)
 
 
 @dataclass(frozen=True)
@@ -112,7 +95,7 @@ class TextArena(RLDatasetBuilder):
             games.DuelGroupBuilder(task, rules, random, lift, 1, ("random",))
             for task in games.tasks("test", self.test_games, rules, seed=self.seed)
         ]
-        return Groups(train, self.batch_size), Groups(test, len(test)) if test else None
+        return GroupDataset(train, self.batch_size), GroupDataset(test, len(test)) if test else None
 
     def _tables(self, rules: games.Rules, lift: games.Lift, count: int) -> list[EnvGroupBuilder]:
         drawn = games.tasks("train", count, rules, seats=(0,), seed=self.seed)

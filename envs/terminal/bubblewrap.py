@@ -222,7 +222,7 @@ async def _open(config: Bubblewrap, spec: SandboxSpec) -> AsyncIterator["_Bubble
             init = await _ready(outer, read_end)
         finally:
             os.close(read_end)
-        box = os.open(f"/proc/{init}/root/box", os.O_PATH | os.O_CLOEXEC)
+        box = os.open(Path("/proc", str(init), "root", "box"), os.O_PATH | os.O_CLOEXEC)
         try:
             sandbox = _BubblewrapSandbox(spec, init, box, _bwrap_inside(binary)[1], identity)
             await sandbox.prepare()
