@@ -29,7 +29,7 @@ from jaxrl.models.lora import LoraConfig
 from jaxrl.runtime.engine import EngineConfig
 from jaxrl.runtime.learner import Packing
 from jaxrl.runtime.problem import Problem, ProblemGroupBuilder
-from jaxrl.runtime.warm_start import Demonstration, Demonstrator, WarmStart
+from jaxrl.runtime.warm_start import Demonstration, Demonstrator, WarmStart, check_alike
 from jaxrl.train import Config, main, one_line_errors, parse
 from jaxrl.types import Message
 
@@ -210,12 +210,7 @@ def check_one_kind(config: Config) -> None:
         raise ValueError(
             f"dataset_builder={type(data).__name__}, but the warm start shows arithmetic: set warm_start=None"
         )
-    for name in ("operations", "digits", "form"):
-        if getattr(data, name) != getattr(pupil, name):
-            raise ValueError(
-                f"dataset_builder.{name}={getattr(data, name)}, but warm_start.demonstrator.{name}="
-                f"{getattr(pupil, name)}: the warm start would show other problems; set both alike"
-            )
+    check_alike(data, pupil, ("operations", "digits", "form"), "other problems")
 
 
 if __name__ == "__main__":

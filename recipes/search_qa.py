@@ -39,7 +39,7 @@ from jaxrl.models.lora import LoraConfig
 from jaxrl.runtime.engine import EngineConfig
 from jaxrl.runtime.learner import Packing
 from jaxrl.runtime.message_env import MessageEnvDataset, TurnRules
-from jaxrl.runtime.warm_start import Demonstration, Demonstrator, WarmStart
+from jaxrl.runtime.warm_start import Demonstration, Demonstrator, WarmStart, check_alike
 from jaxrl.train import Config, StreamMinibatchConfig, main, one_line_errors, parse
 from jaxrl.types import Task
 
@@ -236,12 +236,7 @@ def check_goes_together(config: Config) -> None:
                 f"dataset_builder.{name}={getattr(data, name)!r}: the warm start shows the Factbook without the tool's "
                 "description; set warm_start=None, with a pretrained model"
             )
-    for name in _SHARED:
-        if getattr(data, name) != getattr(player, name):
-            raise ValueError(
-                f"dataset_builder.{name}={getattr(data, name)}, but warm_start.demonstrator.{name}="
-                f"{getattr(player, name)}: the warm start would show another game; set both alike"
-            )
+    check_alike(data, player, _SHARED, "another game")
 
 
 if __name__ == "__main__":

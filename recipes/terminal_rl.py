@@ -39,7 +39,7 @@ from jaxrl.runtime.learner import Packing
 from jaxrl.runtime.message_env import MessageEnvDataset, TurnRules
 from jaxrl.runtime.policy import policy_tokenizer
 from jaxrl.runtime.strategy import MinViableGroup
-from jaxrl.runtime.warm_start import Demonstration, Demonstrator, WarmStart
+from jaxrl.runtime.warm_start import Demonstration, Demonstrator, WarmStart, check_alike
 from jaxrl.train import Config, main, one_line_errors, parse
 from jaxrl.types import Message, Task
 
@@ -284,12 +284,13 @@ def check_one_kind(config: Config) -> None:
         return
     if data.tasks is not None:
         raise ValueError(f"dataset_builder.tasks={data.tasks}, but the warm start shows our own: set warm_start=None")
-    for name in ("names", "instructions", "show_tools", "output_bytes"):
-        if getattr(data, name) != getattr(player, name):
-            raise ValueError(
-                f"dataset_builder.{name}={getattr(data, name)}, but warm_start.demonstrator.{name}="
-                f"{getattr(player, name)}: the warm start would show other tasks; set both alike, or warm_start=None"
-            )
+    check_alike(
+        data,
+        player,
+        ("names", "instructions", "show_tools", "output_bytes"),
+        "other tasks",
+        "set both alike, or warm_start=None",
+    )
 
 
 if __name__ == "__main__":

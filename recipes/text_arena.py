@@ -31,7 +31,7 @@ from jaxrl.runtime.engine import EngineConfig
 from jaxrl.runtime.learner import Packing
 from jaxrl.runtime.message_env import EnvFromMessageEnv, TurnRules
 from jaxrl.runtime.opponents import Frozen
-from jaxrl.runtime.warm_start import Demonstration, Demonstrator, WarmStart
+from jaxrl.runtime.warm_start import Demonstration, Demonstrator, WarmStart, check_alike
 from jaxrl.train import Config, main, one_line_errors, parse
 
 CURRENT = "current"
@@ -169,12 +169,7 @@ def check_goes_together(config: Config) -> None:
     if not isinstance(data, TextArena):
         return
     if isinstance(player, RandomPlayer):
-        for name in ("game", "starts", "board_only", "squeeze"):
-            if getattr(data, name) != getattr(player, name):
-                raise ValueError(
-                    f"dataset_builder.{name}={getattr(data, name)}, but warm_start.demonstrator.{name}="
-                    f"{getattr(player, name)}: the warm start would show another game; set both alike"
-                )
+        check_alike(data, player, ("game", "starts", "board_only", "squeeze"), "another game")
     advantage = config.loss_fn_config.get("advantage")
     if data.opponent == "self" and (advantage is None or needs_peers(str(advantage))):
         raise ValueError(

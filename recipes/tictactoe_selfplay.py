@@ -33,7 +33,7 @@ from jaxrl.runtime.engine import EngineConfig
 from jaxrl.runtime.learner import Packing
 from jaxrl.runtime.message_env import EnvFromMessageEnv, TurnRules
 from jaxrl.runtime.opponents import Frozen
-from jaxrl.runtime.warm_start import Demonstration, Demonstrator, WarmStart
+from jaxrl.runtime.warm_start import Demonstration, Demonstrator, WarmStart, check_alike
 from jaxrl.train import Config, main, one_line_errors, parse
 
 RULES = TurnRules(failed_parse_reward=games.LOSS)
@@ -161,11 +161,8 @@ def check_goes_together(config: Config) -> None:
     data, player = config.dataset_builder, config.warm_start and config.warm_start.demonstrator
     if not isinstance(data, Games):
         return
-    if isinstance(player, PoorPlayer) and player.game != data.game:
-        raise ValueError(
-            f"dataset_builder.game={data.game}, but warm_start.demonstrator.game={player.game}: the warm start would "
-            "show another game; set both alike"
-        )
+    if isinstance(player, PoorPlayer):
+        check_alike(data, player, ("game",), "another game")
     advantage = config.loss_fn_config.get("advantage")
     if data.opponent == "self" and (advantage is None or needs_peers(str(advantage))):
         raise ValueError(

@@ -27,7 +27,7 @@ from jaxrl.runtime.engine import EngineConfig
 from jaxrl.runtime.learner import Packing
 from jaxrl.runtime.message_env import MessageEnvDataset
 from jaxrl.runtime.opponents import Hosted
-from jaxrl.runtime.warm_start import Demonstration, Demonstrator, WarmStart
+from jaxrl.runtime.warm_start import Demonstration, Demonstrator, WarmStart, check_alike
 from jaxrl.train import Config, main, one_line_errors, parse
 
 
@@ -133,12 +133,7 @@ def check_one_game(config: Config) -> None:
     """Raise ValueError when the player shown in the warm start plays another game than the one to train."""
     data, player = config.dataset_builder, config.warm_start and config.warm_start.demonstrator
     if isinstance(data, TwentyQuestions) and isinstance(player, PoorPlayer):
-        for name in ("things", "turns"):
-            if getattr(data, name) != getattr(player, name):
-                raise ValueError(
-                    f"dataset_builder.{name}={getattr(data, name)}, but warm_start.demonstrator.{name}="
-                    f"{getattr(player, name)}: the warm start would show another game; set both alike"
-                )
+        check_alike(data, player, ("things", "turns"), "another game")
 
 
 if __name__ == "__main__":

@@ -41,6 +41,21 @@ class Demonstrator(abc.ABC):
         """One conversation, a function of the generator alone."""
 
 
+def check_alike(
+    data: object, player: Demonstrator, names: Sequence[str], shown: str, advice: str = "set both alike"
+) -> None:
+    """Raise ValueError where a dataset builder and the player of its warm start differ in one of these settings.
+
+    shown: what the warm start would show then, such as "another game".
+    """
+    for name in names:
+        if getattr(data, name) != getattr(player, name):
+            raise ValueError(
+                f"dataset_builder.{name}={getattr(data, name)}, but warm_start.demonstrator.{name}="
+                f"{getattr(player, name)}: the warm start would show {shown}; {advice}"
+            )
+
+
 @dataclass(frozen=True)
 class WarmStart:
     """How long and how fast to learn from whom.
