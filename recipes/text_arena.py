@@ -14,7 +14,6 @@ tiny model sees bare boards only; a pretrained one needs the prompt and the list
 """
 
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -22,20 +21,16 @@ from typing import Literal
 import numpy as np
 
 from envs import games, text_arena
-from jaxrl.algo.advantage import needs_peers
 from jaxrl.algo.optimizer import OptimizerConfig
 from jaxrl.chat.renderer import Renderer
-from jaxrl.env import EnvGroupBuilder, GroupDataset, RLDataset, RLDatasetBuilder
+from jaxrl.env import GroupDataset, RLDataset, RLDatasetBuilder
 from jaxrl.models.lora import LoraConfig
 from jaxrl.runtime.engine import EngineConfig
 from jaxrl.runtime.learner import Packing
 from jaxrl.runtime.message_env import EnvFromMessageEnv, TurnRules
-from jaxrl.runtime.opponents import Frozen
 from jaxrl.runtime.warm_start import Demonstration, Demonstrator, WarmStart, check_alike
 from jaxrl.train import Config, main, one_line_errors, parse
-
-CURRENT = "current"
-"""In a pool of past policies, the one that is being trained, which is not frozen."""
+from recipes.tictactoe_selfplay import check_opponent, check_past, duels, past_sides, tables
 
 
 def rules_of(game: text_arena.Game) -> games.Rules:
@@ -68,11 +63,7 @@ class TextArena(RLDatasetBuilder):
 
     def __post_init__(self) -> None:
         self.shown()
-        if (self.opponent == "past") != bool(self.past):
-            raise ValueError(
-                f"dataset_builder.opponent={self.opponent} with past={self.past}: name the policies that play, such as "
-                "past=a,b, with opponent=past, and nobody else"
-            )
+        check_past(self.opponent, self.past)
 
     def shown(self) -> text_arena.Game:
         """The game, and how it is shown."""
@@ -88,36 +79,20 @@ class TextArena(RLDatasetBuilder):
             )
         lift = partial(EnvFromMessageEnv, renderer=renderer, rules=TurnRules(failed_parse_reward=games.LOSS))
         count, random = self.batch_size * self.steps, games.scripted(text_arena.random_player)
-        train = self._tables(rules, lift, count)
+        train = tables(rules, lift, count, self.seed)
         if self.opponent != "self":
-            train = self._duels(rules, lift, self._sides(renderer), count)
+            train = duels(rules, lift, self._sides(renderer), count, self.group_size, self.seed)
         test = [
             games.DuelGroupBuilder(task, rules, random, lift, 1, ("random",))
             for task in games.tasks("test", self.test_games, rules, seed=self.seed)
         ]
         return GroupDataset(train, self.batch_size), GroupDataset(test, len(test)) if test else None
 
-    def _tables(self, rules: games.Rules, lift: games.Lift, count: int) -> list[EnvGroupBuilder]:
-        drawn = games.tasks("train", count, rules, seats=(0,), seed=self.seed)
-        return [games.TableGroupBuilder(rules, task.metadata["start"], lift) for task in drawn]
-
-    def _duels(
-        self, rules: games.Rules, lift: games.Lift, sides: Sequence[tuple[str, games.MakeSide]], count: int
-    ) -> list[EnvGroupBuilder]:
-        """Groups against each of `sides` in turn."""
-        made: list[EnvGroupBuilder] = []
-        for i, task in enumerate(games.tasks("train", count, rules, seed=self.seed)):
-            name, side = sides[i % len(sides)]
-            made.append(games.DuelGroupBuilder(task, rules, side, lift, self.group_size, (name,)))
-        return made
-
     def _sides(self, renderer: Renderer) -> list[tuple[str, games.MakeSide]]:
         """Who plays the other side, by name."""
         if self.opponent == "random":
             return [("random", games.scripted(text_arena.random_player))]
-        make = partial(Frozen, renderer, max_tokens=self.past_max_tokens)
-        adapters = {name: None if name == CURRENT else name for name in self.past}
-        return [(name, games.conversing(partial(make, adapter=adapter))) for name, adapter in adapters.items()]
+        return past_sides(renderer, self.past, self.past_max_tokens)
 
 
 @dataclass(frozen=True)
@@ -170,23 +145,7 @@ def check_goes_together(config: Config) -> None:
         return
     if isinstance(player, RandomPlayer):
         check_alike(data, player, ("game", "starts", "board_only", "squeeze"), "another game")
-    advantage = config.loss_fn_config.get("advantage")
-    if data.opponent == "self" and (advantage is None or needs_peers(str(advantage))):
-        raise ValueError(
-            "dataset_builder.opponent=self: a group is the two seats of one game, whose rewards always sum to zero, so "
-            "neither is a baseline of the other; set loss_fn_config.advantage=moving_baseline"
-        )
-    if data.opponent != "self" and advantage == "moving_baseline" and config.loss_fn_config.get("role") != "tags":
-        raise ValueError(
-            f"dataset_builder.opponent={data.opponent}: a group is several attempts from one seat, which are each "
-            "other's baseline; set loss_fn_config.advantage=mean"
-        )
-    unknown = sorted(set(data.past) - {*config.frozen_policies, CURRENT})
-    if unknown:
-        raise ValueError(
-            f"dataset_builder.past names {', '.join(unknown)}, which frozen_policies does not: give "
-            f"frozen_policies.{unknown[0]}=<run directory>"
-        )
+    check_opponent(config, data.opponent, data.past)
 
 
 if __name__ == "__main__":

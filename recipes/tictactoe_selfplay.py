@@ -17,6 +17,7 @@ max_tokens=8, connect four max_turns=30 with an engine.context and packing.width
 """
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -66,11 +67,7 @@ class Games(RLDatasetBuilder):
     def __post_init__(self) -> None:
         if self.game not in games.GAMES:
             raise ValueError(f"dataset_builder.game={self.game!r}: expected one of {', '.join(games.GAMES)}")
-        if (self.opponent == "past") != bool(self.past):
-            raise ValueError(
-                f"dataset_builder.opponent={self.opponent} with past={self.past}: name the policies that play, such as "
-                "past=a,b, with opponent=past, and nobody else"
-            )
+        check_past(self.opponent, self.past)
         if self.error_rate and self.opponent != "perfect":
             raise ValueError(f"error_rate={self.error_rate} has no effect on opponent={self.opponent}")
 
@@ -78,7 +75,9 @@ class Games(RLDatasetBuilder):
         """Fresh games every step; the same held-out games at every evaluation."""
         lift = partial(EnvFromMessageEnv, renderer=renderer, rules=RULES)
         count, rules = self.batch_size * self.steps, games.GAMES[self.game]
-        train = self._tables(lift, count) if self.opponent == "self" else self._duels(lift, renderer, count)
+        train = tables(rules, lift, count, self.seed)
+        if self.opponent != "self":
+            train = duels(rules, lift, self._sides(renderer), count, self.group_size, self.seed)
         test = [
             games.DuelGroupBuilder(task, rules, games.scripted(strategy), lift, 1, (name,))
             for name, strategy in (("random", games.random_player(rules)), ("perfect", games.perfect_player(rules)))
@@ -86,31 +85,52 @@ class Games(RLDatasetBuilder):
         ]
         return GroupDataset(train, self.batch_size), GroupDataset(test, len(test)) if test else None
 
-    def _tables(self, lift: games.Lift, count: int) -> list[EnvGroupBuilder]:
-        rules = games.GAMES[self.game]
-        drawn = games.tasks("train", count, rules, seats=(0,), seed=self.seed)
-        return [games.TableGroupBuilder(rules, task.metadata["start"], lift) for task in drawn]
-
-    def _duels(self, lift: games.Lift, renderer: Renderer, count: int) -> list[EnvGroupBuilder]:
-        rules, sides = games.GAMES[self.game], self._sides(renderer)
-        drawn = games.tasks("train", count, rules, seed=self.seed)
-        return [
-            games.DuelGroupBuilder(
-                task, rules, sides[i % len(sides)][1], lift, self.group_size, (sides[i % len(sides)][0],)
-            )
-            for i, task in enumerate(drawn)
-        ]
-
     def _sides(self, renderer: Renderer) -> list[tuple[str, games.MakeSide]]:
-        """Who plays the other side, by name; groups take them in turn."""
+        """Who plays the other side, by name."""
         rules = games.GAMES[self.game]
         random, perfect = games.random_player(rules), games.perfect_player(rules)
-        if self.opponent != "past":
-            strategies = {"random": random, "perfect": games.mixed_player(perfect, random, self.error_rate)}
-            return [(self.opponent, games.scripted(strategies[self.opponent]))]
-        adapters = {name: None if name == CURRENT else name for name in self.past}
-        make = partial(Frozen, renderer, max_tokens=self.past_max_tokens)
-        return [(name, games.conversing(partial(make, adapter=adapter))) for name, adapter in adapters.items()]
+        if self.opponent == "past":
+            return past_sides(renderer, self.past, self.past_max_tokens)
+        strategies = {"random": random, "perfect": games.mixed_player(perfect, random, self.error_rate)}
+        return [(self.opponent, games.scripted(strategies[self.opponent]))]
+
+
+def check_past(opponent: str, past: Sequence[str]) -> None:
+    """Raise ValueError unless past policies are named where they play, and only there."""
+    if (opponent == "past") != bool(past):
+        raise ValueError(
+            f"dataset_builder.opponent={opponent} with past={past}: name the policies that play, such as "
+            "past=a,b, with opponent=past, and nobody else"
+        )
+
+
+def tables(rules: games.Rules, lift: games.Lift, count: int, seed: int) -> list[EnvGroupBuilder]:
+    """Games against oneself."""
+    drawn = games.tasks("train", count, rules, seats=(0,), seed=seed)
+    return [games.TableGroupBuilder(rules, task.metadata["start"], lift) for task in drawn]
+
+
+def duels(
+    rules: games.Rules,
+    lift: games.Lift,
+    sides: Sequence[tuple[str, games.MakeSide]],
+    count: int,
+    group_size: int,
+    seed: int,
+) -> list[EnvGroupBuilder]:
+    """Groups against each of `sides` in turn."""
+    made: list[EnvGroupBuilder] = []
+    for i, task in enumerate(games.tasks("train", count, rules, seed=seed)):
+        name, side = sides[i % len(sides)]
+        made.append(games.DuelGroupBuilder(task, rules, side, lift, group_size, (name,)))
+    return made
+
+
+def past_sides(renderer: Renderer, past: Sequence[str], max_tokens: int) -> list[tuple[str, games.MakeSide]]:
+    """Past policies as the other side, by name."""
+    make = partial(Frozen, renderer, max_tokens=max_tokens)
+    adapters = {name: None if name == CURRENT else name for name in past}
+    return [(name, games.conversing(partial(make, adapter=adapter))) for name, adapter in adapters.items()]
 
 
 @dataclass(frozen=True)
@@ -163,19 +183,24 @@ def check_goes_together(config: Config) -> None:
         return
     if isinstance(player, PoorPlayer):
         check_alike(data, player, ("game",), "another game")
+    check_opponent(config, data.opponent, data.past)
+
+
+def check_opponent(config: Config, opponent: str, past: Sequence[str]) -> None:
+    """Raise ValueError for an advantage that compares what cannot be compared, or a past policy that nobody named."""
     advantage = config.loss_fn_config.get("advantage")
-    if data.opponent == "self" and (advantage is None or needs_peers(str(advantage))):
+    if opponent == "self" and (advantage is None or needs_peers(str(advantage))):
         raise ValueError(
             "dataset_builder.opponent=self: a group is the two seats of one game, whose rewards always sum to zero, so "
             "neither is a baseline of the other; set loss_fn_config.advantage=moving_baseline"
         )
-    if data.opponent != "self" and advantage == "moving_baseline" and config.loss_fn_config.get("role") != "tags":
+    if opponent != "self" and advantage == "moving_baseline" and config.loss_fn_config.get("role") != "tags":
         raise ValueError(
-            f"dataset_builder.opponent={data.opponent}: a group is several attempts from one seat, which are each "
+            f"dataset_builder.opponent={opponent}: a group is several attempts from one seat, which are each "
             "other's baseline; set loss_fn_config.advantage=mean"
         )
-    if data.opponent == "past":
-        unknown = sorted(set(data.past) - {*config.frozen_policies, CURRENT})
+    if opponent == "past":
+        unknown = sorted(set(past) - {*config.frozen_policies, CURRENT})
         if unknown:
             raise ValueError(
                 f"dataset_builder.past names {', '.join(unknown)}, which frozen_policies does not: give "
