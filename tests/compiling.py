@@ -7,6 +7,8 @@ from typing import Any
 import jax
 import pytest
 
+from jaxrl.runtime import learner, programs
+
 _JIT = jax.jit
 _OPTIONS = {"xla_cpu_use_fusion_emitters": False}
 """LLVM takes long over what the emitters of fusions write, and gains nothing on small arrays."""
@@ -24,7 +26,15 @@ def _known_options() -> dict[str, Any]:
     return _OPTIONS
 
 
+def forget_programs() -> None:
+    """Whoever is made from now on compiles its own."""
+    shared = (learner._train_step, learner._streamed_step, learner._eval_logprobs, learner._turn_features)
+    for made in (*shared, learner._critic_fit, programs._program):
+        made.cache_clear()
+
+
 def _compile_quickly(quickly: bool) -> None:
+    forget_programs()
     jax.config.update("jax_disable_most_optimizations", quickly)
     jax.jit = functools.partial(_JIT, compiler_options=_known_options()) if quickly else _JIT
 

@@ -9,6 +9,7 @@ divided once. Under LoRA only the adapter is differentiated.
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -87,12 +88,15 @@ def init_state(
     or copies. critic: the one to begin with. shardings: those of `state_shardings` when there is a mesh.
     """
 
-    def build(params: Any, critic: Critic | None) -> TrainState:
-        wide = jax.tree.map(lambda x: jnp.array(x, accumulator(x.dtype), copy=True), params)
-        coef = jnp.array(entropy.start if entropy else 0.0, jnp.float32)
-        return TrainState(jnp.zeros((), jnp.int32), wide, make_transform(optimizer).init(wide), coef, critic)
+    build = partial(_first_state, optimizer=optimizer, coef=entropy.start if entropy else 0.0)
+    return build(params, critic) if shardings is None else jax.jit(build, out_shardings=shardings)(params, critic)
 
-    return jax.jit(build, out_shardings=shardings)(params, critic)
+
+@partial(jax.jit, static_argnames=("optimizer", "coef"))
+def _first_state(params: Any, critic: Critic | None, *, optimizer: OptimizerConfig, coef: float) -> TrainState:
+    wide = jax.tree.map(lambda x: jnp.array(x, accumulator(x.dtype), copy=True), params)
+    moments = make_transform(optimizer).init(wide)
+    return TrainState(jnp.zeros((), jnp.int32), wide, moments, jnp.array(coef, jnp.float32), critic)
 
 
 def make_train_step(

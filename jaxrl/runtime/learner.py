@@ -7,6 +7,7 @@ limiter; nothing here is async, and nothing knows about environments.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import jax
@@ -48,6 +49,13 @@ from jaxrl.models.lora import LoraConfig, lora_specs
 from jaxrl.models.spec import Params
 from jaxrl.runtime.engine import Weights
 from jaxrl.types import Datum
+
+# A program is a function of its settings, so learners with equal ones share it: many runs in a process compile once.
+_train_step = cache(make_train_step)
+_streamed_step = cache(make_streamed_step)
+_eval_logprobs = cache(make_eval_logprobs)
+_turn_features = cache(make_turn_features)
+_critic_fit = cache(make_fit)
 
 
 @dataclass(frozen=True)
@@ -140,13 +148,13 @@ class Learner:
         self.lora_scale = lora.scale if lora else 1.0
         self._objective, self._packing, self._num_substeps = objective, packing, num_substeps
         options = {"temperature": temperature, "remat": remat, "mesh": mesh, "entropy": objective.entropy}
-        self._step = make_train_step(model, lora, objective.loss, optimizer, **options)
-        self._streamed = make_streamed_step(model, lora, objective.loss, optimizer, **options)
+        self._step = _train_step(model, lora, objective.loss, optimizer, **options)
+        self._streamed = _streamed_step(model, lora, objective.loss, optimizer, **options)
         self._references = {"": Reference(model, base), **(references or {})}
         # like the streamed step, these are compiled when they are first used
-        self._score_old = make_eval_logprobs(model, lora, temperature=temperature, mesh=mesh)
+        self._score_old = _eval_logprobs(model, lora, temperature=temperature, mesh=mesh)
         self._score = {
-            name: make_eval_logprobs(r.model, None, temperature=temperature, mesh=mesh)
+            name: _eval_logprobs(r.model, None, temperature=temperature, mesh=mesh)
             for name, r in self._references.items()
         }
         self._underway: _Underway | None = None
@@ -156,8 +164,8 @@ class Learner:
             self._base, start = base, spec.init(lora_specs(model, lora), jnp.float32, seed=(seed, _ADAPTER_STREAM))
         self._critic = None
         if critic is not None:
-            features = make_turn_features(Scoring(model, lora, temperature, mesh))
-            self._critic = _CriticPrograms(features, make_fit(critic, mesh=mesh))
+            features = _turn_features(Scoring(model, lora, temperature, mesh))
+            self._critic = _CriticPrograms(features, _critic_fit(critic, mesh=mesh))
         where = None if mesh is None else state_shardings(model, lora, optimizer, mesh, critic=critic is not None)
         begun = init_critic(model.width) if critic else None
         self.state = init_state(optimizer, start, entropy=objective.entropy, critic=begun, shardings=where)
@@ -174,11 +182,11 @@ class Learner:
 
     @property
     def compilations(self) -> int:
-        """Training programs compiled so far."""
-        programs = (self._step, self._streamed.start, self._streamed.add, self._streamed.finish)
-        programs = (*programs, self._score_old, *self._score.values())
-        of_critic = () if self._critic is None else (self._critic.features, self._critic.fit)
-        return sum(program._cache_size() for program in (*programs, *of_critic))  # pyright: ignore
+        """Training programs compiled so far, by this learner and by those with equal settings."""
+        programs = {self._step, self._streamed.start, self._streamed.add, self._streamed.finish}
+        programs |= {self._score_old, *self._score.values()}
+        of_critic = set() if self._critic is None else {self._critic.features, self._critic.fit}
+        return sum(program._cache_size() for program in programs | of_critic)  # pyright: ignore
 
     def update(self, data_D: Sequence[Datum]) -> dict[str, float]:
         """`num_substeps` optimizer steps on a whole batch, as many as it has groups at most (none for an empty one).

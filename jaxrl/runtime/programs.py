@@ -4,9 +4,10 @@ Owns the arrays. Its methods block on the device and are called one at a time, t
 plain rows and return numbers. Knows nothing of sessions, of trio, or of which policy is live: weights are arguments.
 """
 
+import functools
 from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -38,6 +39,13 @@ class Draw(NamedTuple):
     stop_BN: tuple[int, ...]
 
 
+@functools.cache
+def _program(run: Any, **static: Any) -> Any:
+    """`extend` or `decode`, jitted for a model; engines of equal models share it, so many runs compile once."""
+    lengths = ("positions", "prompt_positions")
+    return jax.jit(partial(run, **static), static_argnames=lengths, donate_argnames="store")
+
+
 class Programs:
     """Owns the stores of episodes and of prompts."""
 
@@ -45,20 +53,13 @@ class Programs:
         self._config = config
         self._main = cache.empty(model, config.slots, config.context + config.slack, dtype)
         self._prompts = cache.empty(model, config.prompts, config.prompt_context + config.slack, dtype)
-        static = {"config": model, "lora_scale": lora_scale}
-        self._extend = jax.jit(
-            partial(extend, **static), static_argnames=("positions", "prompt_positions"), donate_argnames="store"
-        )
-        self._decode = jax.jit(
-            partial(decode, steps=config.decode_steps, **static),
-            static_argnames=("positions", "prompt_positions"),
-            donate_argnames="store",
-        )
+        self._extend = _program(extend, config=model, lora_scale=lora_scale)
+        self._decode = _program(decode, config=model, lora_scale=lora_scale, steps=config.decode_steps)
 
     @property
     def compiled(self) -> int:
-        """Programs compiled so far."""
-        return sum(program._cache_size() for program in (self._extend, self._decode))  # pyright: ignore
+        """Programs compiled so far, for this engine and for those of equal models."""
+        return self._extend._cache_size() + self._decode._cache_size()
 
     def extend(self, policy: Policy, rows: Sequence[Row], tokens: Sequence[Sequence[int]], length: int) -> None:
         """Append at most `length` tokens to each row of the main store."""

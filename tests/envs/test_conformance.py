@@ -186,7 +186,8 @@ def terminal_row() -> Row:
     make = partial(terminal.make_env, options=terminal.TrialOptions(), max_turns=4)
     rules = TurnRules(max_unread_turns=3)
     calls = [Message("assistant", tool_calls=(ToolCall("bash", '{"command": "ls"}'),))] * 4
-    return Row(lambda: MessageEnvGroupBuilder(task, make, RENDERER, 2, rules), script(calls), {"ends_within": 8})
+    settings = {"ends_within": 8, "cancellations": 2}
+    return Row(lambda: MessageEnvGroupBuilder(task, make, RENDERER, 2, rules), script(calls), settings)
 
 
 ENVIRONMENTS: dict[str, Callable[[], Row]] = {
@@ -568,7 +569,9 @@ def test_the_command_says_what_was_typed_wrong(arguments: list[str], teaches: st
 
 @pytest.mark.slow
 def test_the_environment_in_the_readme_is_trained_on(lock: ModuleType, tmp_path: Path) -> None:
-    arguments = ["max_steps=2", "warm_start.steps=2", "dataset_builder.batch_size=2", "eval_every=0"]
+    arguments = ["max_steps=2", "warm_start.steps=2", "warm_start.batch_size=4", "dataset_builder.batch_size=2"]
+    arguments += ["engine.slots=16", "engine.context=256", "engine.position_buckets=256", "packing.widths=256"]
+    arguments += ["engine.prompts=0", "engine.prompt_context=1", "engine.row_buckets=16", "eval_every=0"]
     run = train(parse([*arguments, f"log_path={tmp_path / 'run'}"], **lock.DEFAULTS))
     assert [m["step"] for m in read_metrics(run / "metrics.jsonl")] == [0, 1]
 

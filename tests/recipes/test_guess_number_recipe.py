@@ -29,9 +29,8 @@ SMALL = """
 """
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM], ids=lambda how: how.name)
-def test_I9_I10_ctrl_c_leaves_a_run_that_can_be_continued_and_no_process(how: signal.Signals, tmp_path: Path) -> None:
-    run = tmp_path / "run"
+def interrupted(run: Path, how: signal.Signals) -> None:
+    """Start the recipe, send it a signal after its first checkpoint, and check how it ends."""
     command = [sys.executable, "-m", "recipes.guess_number", *SMALL.split(), f"log_path={run}"]
     child = subprocess.Popen(
         command, cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
@@ -48,6 +47,10 @@ def test_I9_I10_ctrl_c_leaves_a_run_that_can_be_continued_and_no_process(how: si
     assert "Traceback" not in errors
     assert not processes(group=child.pid), "a process outlived the run"
 
+
+def test_I9_I10_ctrl_c_leaves_a_run_that_can_be_continued_and_no_process(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    interrupted(run, signal.SIGINT)
     done = max(int(p.name) for p in run.glob("checkpoints/[0-9]*"))
     config = parse(
         [*SMALL.split(), f"log_path={run}", f"max_steps={done + 1}", "behavior_if_log_dir_exists=resume"], **DEFAULTS
@@ -59,6 +62,10 @@ def test_I9_I10_ctrl_c_leaves_a_run_that_can_be_continued_and_no_process(how: si
     assert (run / "report.html").is_file()
     assert "test/env/all/reward/total" in steps[0]
     assert "test/env/all/reward/total" in steps[-1]
+
+
+def test_I9_sigterm_ends_a_run_like_ctrl_c(tmp_path: Path) -> None:
+    interrupted(tmp_path / "run", signal.SIGTERM)
 
 
 def processes(group: int) -> list[int]:

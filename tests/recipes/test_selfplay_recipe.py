@@ -1,6 +1,5 @@
-"""The self-play recipe: what its groups are, what it refuses, and two steps of it, against itself and its own past."""
+"""The self-play recipe: what its groups are, and what it refuses."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,16 +10,10 @@ from envs import games
 from jaxrl.chat.families import renderer_for
 from jaxrl.chat.tokenizer import byte_tokenizer
 from jaxrl.env import EnvGroupBuilder
-from jaxrl.runtime.log import read_metrics
-from jaxrl.train import main, parse
+from jaxrl.train import parse
 from recipes.tictactoe_selfplay import DEFAULTS, Games, PoorPlayer, check_goes_together
 
 RENDERER = renderer_for(byte_tokenizer())
-
-SMALL = """
-    warm_start.steps=20 warm_start.batch_size=4 dataset_builder.batch_size=4 dataset_builder.group_size=2
-    dataset_builder.test_games=2 engine.slots=16 engine.row_buckets=16 packing.rows=4 max_steps=2 eval_every=0
-"""
 
 
 def groups(builder: Games) -> list[EnvGroupBuilder]:
@@ -110,31 +103,3 @@ def test_the_poor_player_knows_the_form_and_not_the_way(game: str) -> None:
     if game == "tic_tac_toe":
         worth = games.expected(rules, (player, games.perfect_player(rules)))[0]
         assert worth < -0.5, "there is something to learn"
-
-
-# --- runs -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_two_steps_against_itself_and_two_against_what_came_of_it(tmp_path: Path) -> None:
-    past = main(parse([*SMALL.split(), f"log_path={tmp_path / 'past'}"], **DEFAULTS))
-    steps = read_metrics(past / "metrics.jsonl")
-    assert [m["step"] for m in steps] == [0, 1]
-    for name in ("env/tic_tac_toe/success", "test/env/random/success", "test/env/perfect/success"):
-        assert 0 <= steps[0][name] <= 1
-    assert steps[0]["env/all/reward/total"] == pytest.approx(0.0), "what one seat wins the other loses"
-    assert steps[-1]["test/env/perfect/win"] == 0.0
-    arguments = [
-        *SMALL.split(),
-        f"log_path={tmp_path / 'pool'}",
-        f"model_name={past / 'warm_start' / 'model'}",
-        "warm_start=None",
-        "dataset_builder.opponent=past",
-        "dataset_builder.past=one,current",
-        f"frozen_policies.one={past}",
-        "loss_fn_config.advantage=mean",
-    ]
-    config = parse([a for a in arguments if not a.startswith("warm_start.")], **DEFAULTS)
-    check_goes_together(config)
-    steps = read_metrics(main(config) / "metrics.jsonl")
-    assert {"env/one/success", "env/current/success"} <= set(steps[0])

@@ -1,7 +1,6 @@
-"""The recipe of shorter answers: its prompts, its judges, what it refuses, and two steps of it."""
+"""The recipe of shorter answers: its prompts, its judges, and what it refuses."""
 
 import json
-import math
 import pickle
 from pathlib import Path
 
@@ -35,9 +34,8 @@ from jaxrl.chat.tokenizer import byte_tokenizer
 from jaxrl.chat.transcript import begin
 from jaxrl.env import GroupDataset, RLDataset
 from jaxrl.models.forward import hidden_states, logits
-from jaxrl.runtime.log import read_metrics
 from jaxrl.runtime.policy import load_policy
-from jaxrl.train import main, parse
+from jaxrl.train import parse
 from jaxrl.types import Message
 from recipes.shorter_answers import (
     DEFAULTS,
@@ -46,16 +44,10 @@ from recipes.shorter_answers import (
     ShorterAnswers,
     check_goes_together,
     outcome,
-    say_how_it_went,
 )
 from tests.small_run import write_model
 
 RENDERER = renderer_for(byte_tokenizer())
-
-SMALL = """
-    warm_start.steps=2 warm_start.batch_size=4 dataset_builder.batch_size=2 dataset_builder.group_size=2
-    dataset_builder.test_prompts=4 engine.slots=8 engine.row_buckets=8 packing.rows=4 max_steps=2 eval_every=0
-"""
 
 
 def spoke(text: str) -> Conversation:
@@ -193,20 +185,6 @@ def test_a_checkpoint_scores_an_answer_by_its_likelihood(tmp_path: Path) -> None
     assert len(said) == 4
     assert score == pytest.approx(sum(said) / len(said), abs=1e-4)
     assert CheckpointScore(name, name)(prompt, completion) == pytest.approx(0.0, abs=1e-5)
-
-
-@pytest.mark.slow
-def test_two_steps_of_the_tiny_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = parse([*SMALL.split(), f"log_path={tmp_path / 'run'}"], **DEFAULTS)
-    run = main(config)
-    steps = read_metrics(run / "metrics.jsonl")
-    assert [m["step"] for m in steps] == [0, 1]
-    assert {"env/all/win_rate", "env/all/answer_characters", "test/env/all/win_rate"} <= set(steps[0])
-    found = outcome(run, RENDERER)
-    assert 0.0 <= found.win_rate <= 1.0
-    assert all(math.isnan(length) or length > 0 for length in found.length)
-    say_how_it_went(config, run)
-    assert "of the comparisons with those before" in capsys.readouterr().out
 
 
 def test_a_run_without_held_out_answers_says_so(tmp_path: Path) -> None:

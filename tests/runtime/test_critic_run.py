@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiling import forget_programs
 from episodes import TALKER, talker
 from small_run import small, write_model
 
@@ -276,6 +277,7 @@ def test_a_checkpoint_has_a_critic_or_has_none(tmp_path: Path) -> None:
 
 
 async def test_I11_a_critic_is_two_more_programs(tmp_path: Path) -> None:
+    forget_programs()
     learner, plain = make(), make(None)
     assert learner.compilations == 0
     for i in range(3):

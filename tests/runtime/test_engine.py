@@ -1,8 +1,7 @@
 """The engine against one pass over whole sequences, and against everything that could make a token depend on luck."""
 
-import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import trio
+from compiling import forget_programs
 from conftest_runtime import SmallPolicy, random_adapter
 
 from jaxrl.runtime.engine import ContextFull, Engine, Weights, open_engine
@@ -34,19 +34,7 @@ NARROW = replace(CONFIG, slots=2, prompts=0, extend_lengths=(8,), position_bucke
 """Two slots and no prompts, but two lengths of a row that a program reads."""
 
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile", "shared_programs")
-
-
-@pytest.fixture(scope="module")
-def shared_programs() -> Iterator[None]:
-    """Engines of equal shapes run the same programs and stores: what is left in one must not matter to the next."""
-    with pytest.MonkeyPatch.context() as patch:
-        made = functools.cache(Programs)
-        patch.setattr(
-            "jaxrl.runtime.engine.Programs",
-            lambda model, config, *rest: made(model, replace(config, on_publish="recompute"), *rest),
-        )
-        yield
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
 
 def serve(policy: SmallPolicy, config: EngineConfig = CONFIG, **options: Any) -> AbstractAsyncContextManager[Engine]:
@@ -164,6 +152,7 @@ async def test_I7_the_same_run_twice_is_the_same_to_the_bit(policy: SmallPolicy)
 async def test_I11_no_length_turn_count_or_batch_size_compiles_beyond_the_budget(
     config: EngineConfig, policy: SmallPolicy
 ) -> None:
+    forget_programs()
     async with serve(policy, config) as engine:
 
         async def everything() -> None:

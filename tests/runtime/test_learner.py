@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiling import forget_programs
 from episodes import TALKER, talker
 
 from jaxrl.algo.algorithm import resolve
@@ -289,7 +290,20 @@ def test_I11_parts_of_any_number_use_the_declared_shapes(streaming: Learner) -> 
     for cut in (2, 4, 6):
         in_parts(streaming, [datums(8, seed=cut)[:cut], datums(8, seed=cut)[cut:]])
     assert streaming.compilations == programs
+    forget_programs()
     assert make().compilations == 0, "each program waits for its first use"
+
+
+def test_I11_learners_with_equal_settings_share_their_programs() -> None:
+    first = make()
+    first.update(datums(4))
+    few = first.compilations
+    assert few > 0
+    again, other = make(), make(optimizer=OptimizerConfig(2e-2))
+    again.update(datums(3, seed=1))
+    assert again.compilations == first.compilations == few
+    other.update(datums(4))
+    assert first.compilations == few
 
 
 def test_the_seed_makes_the_adapter() -> None:
@@ -428,6 +442,7 @@ def test_what_the_environment_said_can_be_learned_beside_the_policy() -> None:
 
 
 def test_I11_scoring_is_one_more_program_a_shape() -> None:
+    forget_programs()
     learner = make(objective=OLD)
     learner.update(datums(4))
     assert learner.compilations == 2

@@ -1,0 +1,111 @@
+"""Every recipe of the README, from its command line: two steps of the tiny model, from the warm start to the report.
+
+The defaults decide all shapes, so these are the programs that users compile; only the warm start is cut short.
+"""
+
+import functools
+import importlib.util
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sandboxes import missing
+
+from jaxrl.runtime.log import read_metrics
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+RECIPES = re.findall(r"^\|.*\| `recipes\.(\w+)` \|$", (ROOT / "README.md").read_text(), re.MULTILINE)
+SHORT = ("max_steps=2", "warm_start.steps=2", "warm_start.batch_size=4")
+NAMES = {
+    "env/all/reward/total",
+    "env/all/turns_per_episode",
+    "rollout/terminated_ratio",
+    "optim/lr",
+    "optim/grad_norm",
+    "data/datums_per_episode",
+    "engine/decode_tokens",
+    "time/total",
+}
+"""Some of what every step reports (DESIGN.md section 8)."""
+
+ARGUMENTS = {
+    # its defaults are for SmolLM2, whose tokens are longer than bytes
+    "tool_use": """model_name=tiny max_tokens=8 engine.context=1024 engine.prompt_context=1024
+        engine.extend_lengths=256 engine.position_buckets=1024 packing.widths=1024 packing.rows=2""",
+    "search_qa": "dataset_builder.cache={tmp}/index warm_start.demonstrator.cache={tmp}/index",
+    "terminal_rl": "dataset_builder.own_tasks={tmp}/tasks warm_start.demonstrator.own_tasks={tmp}/tasks",
+}
+"""What a recipe needs besides, and where it may write."""
+
+Finished = Callable[[str], tuple[Path, str]]
+
+
+def run_recipe(recipe: str, tmp: Path, *arguments: str) -> tuple[Path, str]:
+    """(run directory, what it printed) of `python -m recipes.<recipe> <arguments>`, shortened to two steps."""
+    run = tmp / "run"
+    needed = ARGUMENTS.get(recipe, "").format(tmp=tmp).split()
+    command = [sys.executable, "-m", f"recipes.{recipe}", f"log_path={run}", *SHORT, *needed, *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return run, done.stdout
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """A recipe's finished run, made once."""
+    return functools.cache(lambda recipe: run_recipe(recipe, tmp_path_factory.mktemp(recipe)))
+
+
+def runnable(recipe: str) -> Any:
+    """The recipe as a parameter; textarena is only where the references are."""
+    return pytest.param(recipe, marks=pytest.mark.full) if recipe == "text_arena" else recipe
+
+
+def skip_where_it_cannot_run(recipe: str) -> None:
+    if recipe == "terminal_rl" and (why := missing()):
+        pytest.skip(why)
+    if recipe == "text_arena" and importlib.util.find_spec("textarena") is None:
+        pytest.skip("needs textarena: pip install 'jaxrl[textarena]'")
+
+
+@pytest.mark.parametrize("recipe", [runnable(recipe) for recipe in RECIPES])
+def test_two_steps_from_the_line_in_the_readme(recipe: str, finished: Finished) -> None:
+    skip_where_it_cannot_run(recipe)
+    run, _ = finished(recipe)
+    steps = read_metrics(run / "metrics.jsonl")
+    assert [m["step"] for m in steps] == [0, 1]
+    for metrics in steps:
+        assert set(metrics) >= NAMES
+    assert all("test/env/all/reward/total" in metrics for metrics in (steps[0], steps[-1]))
+    assert (run / "report.html").stat().st_size > 10_000
+    assert (run / "curve.png").stat().st_size > 1_000
+    assert list((run / "checkpoints").iterdir())
+
+
+def test_what_one_seat_wins_in_self_play_the_other_loses(finished: Finished) -> None:
+    run, _ = finished("tictactoe_selfplay")
+    first, last = read_metrics(run / "metrics.jsonl")
+    assert first["env/all/reward/total"] == pytest.approx(0.0)
+    assert {"env/tic_tac_toe/success", "test/env/random/success", "test/env/perfect/success"} <= set(first)
+    assert last["test/env/perfect/win"] == 0.0
+
+
+def test_what_came_of_self_play_plays_against_its_past(finished: Finished, tmp_path: Path) -> None:
+    past, _ = finished("tictactoe_selfplay")
+    against = ("dataset_builder.opponent=past", "dataset_builder.past=one,current", f"frozen_policies.one={past}")
+    run, _ = run_recipe(
+        "tictactoe_selfplay", tmp_path, *against, "loss_fn_config.advantage=mean", "dataset_builder.batch_size=4"
+    )
+    assert {"env/one/success", "env/current/success"} <= set(read_metrics(run / "metrics.jsonl")[0])
+
+
+def test_shorter_answers_says_how_it_went(finished: Finished) -> None:
+    run, said = finished("shorter_answers")
+    assert {"env/all/win_rate", "env/all/answer_characters"} <= set(read_metrics(run / "metrics.jsonl")[0])
+    assert "of the comparisons with those before" in said
