@@ -8,6 +8,7 @@ benchmarks/recipes/README.md has a row for every recipe that was ever run, with 
 
 import datetime
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -32,12 +33,12 @@ HEAD = """# What the tiny model learns in each recipe
 
     python -m benchmarks.recipes [recipe ...]
 
-One run of each recipe's defaults, one seed, two CPU cores. Held-out tasks, sampled alike before and after the RL, which
-begins where the warm start ends. A recipe without a row was not measured. math_rl does not learn: training reward rises
-from 0.07 to 0.15 and falls again, and sums that were never shown stay wrong.
+One run of each recipe's defaults, one seed. Held-out tasks, sampled alike before and after the RL, which begins where the
+warm start ends. A recipe without a row was not measured. math_rl does not learn: training reward rises from 0.07 to 0.15
+and falls again, and sums that were never shown stay wrong.
 
-| recipe | measure | before RL | after | steps | minutes | date |
-|---|---|---|---|---|---|---|
+| recipe | measure | before RL | after | steps | minutes | cores | date |
+|---|---|---|---|---|---|---|---|
 """
 
 
@@ -51,7 +52,8 @@ def run(recipe: str) -> None:
         shutil.copyfile(where / "metrics.jsonl", OUT / f"{recipe}.jsonl")
         shutil.copyfile(where / "curve.png", OUT / f"{recipe}.png")
     date = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
-    (OUT / f"{recipe}.json").write_text(json.dumps({"minutes": round(minutes, 1), "date": date}) + "\n")
+    kept = {"minutes": round(minutes, 1), "cores": len(os.sched_getaffinity(0)), "date": date}
+    (OUT / f"{recipe}.json").write_text(json.dumps(kept) + "\n")
 
 
 def row(recipe: str) -> str:
@@ -62,7 +64,7 @@ def row(recipe: str) -> str:
     measure = MEASURES[recipe].removeprefix("test/env/all/")
     return (
         f"| [{recipe}]({recipe}.png) | {measure} | {seen[0]:.3f} | {seen[-1]:.3f} | {len(steps)} | "
-        f"{kept['minutes']} | {kept['date']} |"
+        f"{kept['minutes']} | {kept['cores']} | {kept['date']} |"
     )
 
 

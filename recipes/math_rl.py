@@ -196,7 +196,7 @@ DEFAULTS = {
         row_buckets=(128,),
         position_buckets=(65,),
     ),
-    "packing": Packing(widths=(64,), rows=16),
+    "packing": Packing(widths=(64,), rows=8),
     "remat": False,
 }
 

@@ -199,7 +199,7 @@ class ScriptedPlayer(Demonstrator):
 DEFAULTS = {
     "dataset_builder": SearchQA(),
     "model_name": "tiny",
-    "warm_start": WarmStart(ScriptedPlayer(), steps=50, batch_size=8, learning_rate=2e-3),
+    "warm_start": WarmStart(ScriptedPlayer(), steps=40, batch_size=8, learning_rate=2e-3),
     "log_path": "runs/search_qa",
     "stream_minibatch": StreamMinibatchConfig(groups_per_minibatch=2),
     "learning_rate": 1e-3,
@@ -218,7 +218,7 @@ DEFAULTS = {
         row_buckets=(32,),
         position_buckets=(320,),
     ),
-    "packing": Packing(widths=(320,), rows=8),
+    "packing": Packing(widths=(320,), rows=2),
     "remat": False,
 }
 

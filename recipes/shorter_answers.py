@@ -222,7 +222,7 @@ DEFAULTS = {
         row_buckets=(64,),
         position_buckets=(65,),
     ),
-    "packing": Packing(widths=(96,), rows=16),
+    "packing": Packing(widths=(96,), rows=8),
     "remat": False,
 }
 

@@ -253,7 +253,7 @@ def _demonstrated(
 DEFAULTS = {
     "dataset_builder": HarborDatasetBuilder(instructions=None, show_tools=False, output_bytes=64),
     "model_name": "tiny",
-    "warm_start": WarmStart(HastyPlayer(), steps=40, batch_size=16, learning_rate=3e-3),
+    "warm_start": WarmStart(HastyPlayer(), steps=45, batch_size=8, learning_rate=3e-3),
     "log_path": "runs/terminal_rl",
     "learning_rate": 1e-3,
     "lora": LoraConfig(rank=16, alpha=16.0),
@@ -272,7 +272,7 @@ DEFAULTS = {
         row_buckets=(16,),
         position_buckets=(384,),
     ),
-    "packing": Packing(widths=(448,), rows=8),
+    "packing": Packing(widths=(448,), rows=2),
     "remat": False,
 }
 

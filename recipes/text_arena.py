@@ -130,10 +130,10 @@ DEFAULTS = {
         prompt_context=1,
         decode_steps=4,
         extend_lengths=(56, 96),
-        row_buckets=(32,),
+        row_buckets=(16,),  # of two seats one is to move
         position_buckets=(352,),
     ),
-    "packing": Packing(widths=(352,), rows=8),
+    "packing": Packing(widths=(352,), rows=2),
     "remat": False,
 }
 

@@ -60,7 +60,7 @@ class Games(RLDatasetBuilder):
     past_max_tokens: int = 4
     batch_size: int = 32
     group_size: int = 8
-    steps: int = 150
+    steps: int = 100
     test_games: int = 32
     seed: int = 0
 
@@ -152,7 +152,7 @@ class PoorPlayer(Demonstrator):
 DEFAULTS = {
     "dataset_builder": Games(),
     "model_name": "tiny",
-    "warm_start": WarmStart(PoorPlayer(), steps=60, batch_size=16, learning_rate=1e-3),
+    "warm_start": WarmStart(PoorPlayer(), steps=60, batch_size=8, learning_rate=1e-3),
     "log_path": "runs/tictactoe_selfplay",
     "loss_fn_config.advantage": "moving_baseline",
     "learning_rate": 1e-3,
@@ -168,10 +168,10 @@ DEFAULTS = {
         prompt_context=1,
         decode_steps=4,
         extend_lengths=(40, 80),
-        row_buckets=(64,),
+        row_buckets=(32,),  # of two seats one is to move
         position_buckets=(320,),
     ),
-    "packing": Packing(widths=(320,), rows=8),
+    "packing": Packing(widths=(320,), rows=2),
     "remat": False,
 }
 

@@ -106,7 +106,7 @@ class PoorPlayer(Demonstrator):
 DEFAULTS = {
     "dataset_builder": TwentyQuestions(),
     "model_name": "tiny",
-    "warm_start": WarmStart(PoorPlayer(), steps=100, batch_size=16, learning_rate=1e-3),
+    "warm_start": WarmStart(PoorPlayer(), steps=80, batch_size=8, learning_rate=1e-3),
     "log_path": "runs/twenty_questions",
     "learning_rate": 1e-3,
     "lora": LoraConfig(rank=16, alpha=16.0),
@@ -124,7 +124,7 @@ DEFAULTS = {
         row_buckets=(64,),
         position_buckets=(272,),
     ),
-    "packing": Packing(widths=(272,), rows=8),
+    "packing": Packing(widths=(272,), rows=2),
     "remat": False,
 }
 

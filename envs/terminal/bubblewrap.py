@@ -32,7 +32,7 @@ from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanag
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import trio
 
@@ -201,7 +201,7 @@ def _check_image(image: str, owner: int) -> Path:
 async def _open(config: Bubblewrap, spec: SandboxSpec) -> AsyncIterator["_BubblewrapSandbox"]:
     root = os.geteuid() == 0
     owner = config.uid if root else os.geteuid()
-    identity = {"user": owner, "group": owner, "extra_groups": []} if root else {}
+    user = owner if root else None
     binary = _binary(config)
     if root and not _readable_by_others(binary):
         raise SandboxUnavailable(
@@ -211,7 +211,7 @@ async def _open(config: Bubblewrap, spec: SandboxSpec) -> AsyncIterator["_Bubble
     read_end, write_end = os.pipe()
     try:
         argv = _outer_argv(spec, binary, owner, write_end)
-        outer = await _start(argv, identity, write_end)
+        outer = await _start(argv, user, write_end)
     except BaseException:
         os.close(read_end)
         raise
@@ -224,7 +224,7 @@ async def _open(config: Bubblewrap, spec: SandboxSpec) -> AsyncIterator["_Bubble
             os.close(read_end)
         box = os.open(Path("/proc", str(init), "root", "box"), os.O_PATH | os.O_CLOEXEC)
         try:
-            sandbox = _BubblewrapSandbox(spec, init, box, _bwrap_inside(binary)[1], identity)
+            sandbox = _BubblewrapSandbox(spec, init, box, _bwrap_inside(binary)[1], user)
             await sandbox.prepare()
             yield sandbox
         finally:
@@ -268,7 +268,16 @@ def _outer_argv(spec: SandboxSpec, binary: Path, owner: int, info: int) -> list[
     return [*argv, "--", "/bin/sh", "-ec", script, "sh", tmpfs, *arguments]
 
 
-async def _start(argv: Sequence[str], identity: Mapping[str, Any], *descriptors: int) -> trio.Process:
+def _as(user: int | None) -> list[str]:
+    """What comes before a command that is to run as `user`; None is who we are.
+
+    subprocess could change the user itself, but would fork to do so, and to fork a trainer copies the page tables of
+    gigabytes: many times what a command takes.
+    """
+    return [] if user is None else [_tool("setpriv"), f"--reuid={user}", f"--regid={user}", "--clear-groups", "--"]
+
+
+async def _start(argv: Sequence[str], user: int | None, *descriptors: int) -> trio.Process:
     """A process with pipes, in a session of its own, with nothing of the trainer's environment or open files.
 
     The pipes are made here so that they belong to whom the process runs as: else it could not open /dev/stderr.
@@ -279,13 +288,13 @@ async def _start(argv: Sequence[str], identity: Mapping[str, Any], *descriptors:
             ends.append(os.pipe())
             for stack, end in zip((theirs, ours), ends[-1] if len(ends) == 1 else ends[-1][::-1], strict=True):
                 stack.callback(os.close, end)
-            if identity:
-                os.fchown(ends[-1][0], identity["user"], identity["group"])
+            if user is not None:
+                os.fchown(ends[-1][0], user, user)
         stdin, stdout, stderr = ends
-        options = {"env": {}, "cwd": "/", "start_new_session": True, "pass_fds": descriptors, **identity}
+        options = {"env": {}, "cwd": "/", "start_new_session": True, "pass_fds": descriptors}
         try:
             process = await trio.lowlevel.open_process(
-                argv, stdin=stdin[0], stdout=stdout[1], stderr=stderr[1], **options
+                [*_as(user), *argv], stdin=stdin[0], stdout=stdout[1], stderr=stderr[1], **options
             )
         except OSError as error:
             raise SandboxFault(f"cannot start {argv[0]}: {error}") from error
@@ -405,11 +414,11 @@ class _Attached:
 class _BubblewrapSandbox:
     """Commands in one outer level. The blocks that start processes kill them; this counts them."""
 
-    def __init__(self, spec: SandboxSpec, init: int, box: int, bwrap: str, identity: Mapping[str, Any]) -> None:
+    def __init__(self, spec: SandboxSpec, init: int, box: int, bwrap: str, user: int | None) -> None:
         self.spec = spec
         self._box = box
         self._bwrap = bwrap
-        self._identity = identity
+        self._user = user
         self._attached: dict[str, _Attached] = {}
         self._made = 0  # directories and roots of /box/trusted, ever
         self._running = 0
@@ -530,10 +539,10 @@ class _BubblewrapSandbox:
 
     async def _outer(self, script: str, *arguments: str, stdin: bytes = b"") -> None:
         """Run a script of this file at the outer level."""
-        argv = [*self._enter, "/bin/sh", "-ec", script, "sh", *arguments]
+        argv = [*_as(self._user), *self._enter, "/bin/sh", "-ec", script, "sh", *arguments]
         with trio.move_on_after(_START_SECONDS):
             ended = await trio.run_process(
-                argv, stdin=stdin, capture_stderr=True, check=False, env=_ENVIRONMENT, cwd="/", **self._identity
+                argv, stdin=stdin, capture_stderr=True, check=False, env=_ENVIRONMENT, cwd="/"
             )
             if ended.returncode == 0:
                 return
@@ -550,7 +559,7 @@ class _BubblewrapSandbox:
         inner = [*self._enter, *self._limited(), self._bwrap, *root, *self._options, *self._shown(env)]
         inner += ["--json-status-fd", str(write_end), "--seccomp", str(filters), "--"]
         try:
-            process = await _start([*inner, *argv], self._identity, write_end, filters)
+            process = await _start([*inner, *argv], self._user, write_end, filters)
         except BaseException:
             os.close(read_end)
             raise
