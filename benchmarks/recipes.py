@@ -33,9 +33,9 @@ HEAD = """# What the tiny model learns in each recipe
 
     python -m benchmarks.recipes [recipe ...]
 
-One run of each recipe's defaults, one seed. Held-out tasks, sampled alike before and after the RL, which begins where the
-warm start ends. A recipe without a row was not measured. math_rl does not learn: training reward rises from 0.07 to 0.15
-and falls again, and sums that were never shown stay wrong.
+One run of each recipe's defaults, one seed. Held-out tasks, sampled alike before and after the RL, which begins where
+the warm start ends. A recipe without a row was not measured. math_rl does not learn: training reward rises from 0.07 to
+0.15 and falls again, and sums that were never shown stay wrong.
 
 | recipe | measure | before RL | after | steps | minutes | cores | date |
 |---|---|---|---|---|---|---|---|

@@ -36,11 +36,15 @@ from jaxrl.types import Message
 
 @dataclass(frozen=True)
 class Arithmetic(RLDatasetBuilder):
-    """`batch_size` problems a step, `group_size` answers to each, `test_problems` held out."""
+    """`batch_size` problems a step, `group_size` answers to each, `test_problems` held out.
+
+    instruct: a system prompt says how to mark the answer, which a pretrained model has to be told.
+    """
 
     operations: tuple[str, ...] = ("+",)
     digits: tuple[int, ...] = (1,)
     form: Form = "boxed"
+    instruct: bool = False
     batch_size: int = 16
     group_size: int = 8
     steps: int = 100
@@ -53,7 +57,8 @@ class Arithmetic(RLDatasetBuilder):
         kind = {"seed": self.seed, "operations": self.operations, "digits": self.digits, "form": self.form}
         train = problems.arithmetic("train", self.batch_size * self.steps, **kind)
         test = problems.arithmetic("test", self.test_problems, **kind)
-        group = partial(ProblemGroupBuilder, renderer=renderer, format_coef=self.format_coef)
+        system = FORMS[self.form].instruction if self.instruct else None
+        group = partial(ProblemGroupBuilder, renderer=renderer, system=system, format_coef=self.format_coef)
         return _datasets(train, test, group, self.batch_size, self.group_size)
 
 

@@ -32,9 +32,11 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 
 install_import_hook(["jaxrl.models", "jaxrl.algo"], "beartype.beartype")
 
-hypothesis.settings.register_profile("here", deadline=None, derandomize=True, max_examples=50)
-hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, max_examples=25)
-hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "here")
+hypothesis.settings.register_profile("usual", deadline=None, derandomize=True, max_examples=25)
+hypothesis.settings.register_profile(
+    "thorough", deadline=None, max_examples=500
+)  # pytest --hypothesis-profile=thorough
+hypothesis.settings.load_profile("usual")
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-LAYERS = ("types", "env", "seats", "tools", "models", "chat", "algo", "runtime", "train", "cli")
+LAYERS = ("types", "env", "http", "seats", "tools", "models", "chat", "algo", "runtime", "train", "cli")
 PURE = ("models", "chat", "algo")
 EFFECTS = frozenset(
     [
@@ -104,7 +104,7 @@ def test_environments_import_only_the_public_nouns(path):
     for node, module in imports(path):
         top, *rest = module.split(".")
         if top == "jaxrl":
-            assert rest[:1] in (["types"], ["env"], ["seats"], ["tools"]), (
+            assert rest[:1] in (["types"], ["env"], ["http"], ["seats"], ["tools"]), (
                 f"{name(path)}:{node.lineno} imports {module}"
             )
         if top == "envs":

@@ -5,24 +5,20 @@ can be pickled until they are first asked. Knows renderers and the Sampler proto
 What an opponent fails at is an EnvironmentFault: the policy earned nothing by it.
 """
 
-import functools
 import json
-import math
 import os
-import random
-import ssl
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import httpx
 import trio
 
 from jaxrl.chat.renderer import Renderer
 from jaxrl.chat.transcript import Transcript, act, begin, observe
 from jaxrl.env import EnvironmentFault
+from jaxrl.http import SHOWN, Waiting, check_url, fetch
 from jaxrl.runtime.episode import episode_seed
 from jaxrl.runtime.sampler import Sampler, Session
 from jaxrl.types import Message, Sample, common_prefix
@@ -61,11 +57,9 @@ class Scripted:
 
 # --- hosted --------------------------------------------------------------------------------------
 
-_TRANSIENT = frozenset({408, 409, 429})  # and every 5xx
 _LONGEST_BODY = 4 * 2**20
-_LONGEST_WAIT = 30.0
 _TELLING = 8  # so many characters of a key in a row are not shown
-_JITTER = random.SystemRandom()  # has no state: games may draw from the global generator, and must not see a difference
+ADDRESS = "the bare base URL, such as https://api.example.com/v1, and the key in api_key_env"
 
 
 @dataclass(frozen=True)
@@ -73,7 +67,7 @@ class Hosted:
     """A model behind an OpenAI-compatible endpoint; `url` is what its documentation calls the base URL.
 
     api_key_env: the environment variable that holds the key, read at each reply; None sends none. timeout: seconds
-    for one attempt. retries: attempts after the first, for 408, 409, 429, 5xx and broken connections. patience:
+    for one attempt. retries: attempts after the first, for 408, 409, 425, 429, 5xx and broken connections. patience:
     seconds for one reply in all, waiting included. backoff: seconds before the first retry, doubled each time unless
     the server names its own. max_tokens, temperature: None leaves them to the server.
     A reply that was cut, is empty or is no reply is an EnvironmentFault, as is running out of retries or patience.
@@ -90,12 +84,12 @@ class Hosted:
     temperature: float | None = None
 
     def __post_init__(self) -> None:
-        _check_url(self.url)
-        for name in ("timeout", "patience", "backoff"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{name}={getattr(self, name)}: expected a positive number of seconds")
-        if self.retries < 0:
-            raise ValueError(f"retries={self.retries}: expected 0 or more")
+        check_url(self.url, expected=ADDRESS)
+        _ = self._waiting  # which checks the rest
+
+    @property
+    def _waiting(self) -> Waiting:
+        return Waiting(self.timeout, self.retries, self.patience, self.backoff)
 
     async def reply(self, messages: Sequence[Message]) -> Message:
         """One chat completion. Opens a connection and closes it."""
@@ -104,23 +98,12 @@ class Hosted:
         body: dict[str, Any] = {"model": self.model, "messages": [_spoken(m) for m in messages]}
         body |= {} if self.max_tokens is None else {"max_tokens": self.max_tokens}
         body |= {} if self.temperature is None else {"temperature": self.temperature}
-        failures: list[str] = []
-        with trio.move_on_after(self.patience):
-            async with httpx.AsyncClient(headers=headers, verify=_certificates(), timeout=None) as client:
-                for attempt in range(self.retries + 1):
-                    try:
-                        return _answer(await self._attempt(client, body))
-                    except _TryAgain as trouble:
-                        failures.append(_without(key, str(trouble)))
-                        wait = trouble.after or _JITTER.uniform(0.5, 1.0) * self.backoff * 2**attempt
-                    except EnvironmentFault as fault:
-                        raise EnvironmentFault(f"{self._name}: {_without(key, str(fault))}") from None
-                    if attempt < self.retries:
-                        await trio.sleep(min(wait, _LONGEST_WAIT))
-        raise EnvironmentFault(
-            f"{self._name}: no reply after {len(failures)} failed attempts (retries={self.retries}, "
-            f"patience={self.patience:g}); the last: {failures[-1] if failures else 'not even one ended in time'}"
-        )
+        url, content = f"{self.url.rstrip('/')}/chat/completions", json.dumps(body).encode()
+        try:
+            said = await fetch("POST", url, self._waiting, content=content, headers=headers, longest=_LONGEST_BODY)
+            return _answer(said)
+        except EnvironmentFault as fault:
+            raise EnvironmentFault(f"{self._name}: {_without(key, str(fault))}") from None
 
     async def close(self) -> None:
         """Nothing is held between replies."""
@@ -129,43 +112,6 @@ class Hosted:
     @property
     def _name(self) -> str:
         return f"opponent {self.model!r} at {self.url}"
-
-    async def _attempt(self, client: httpx.AsyncClient, body: Mapping[str, Any]) -> bytes:
-        """The body of a good response."""
-        try:
-            with trio.fail_after(self.timeout):
-                async with client.stream("POST", f"{self.url.rstrip('/')}/chat/completions", json=body) as response:
-                    content = await _read(response)
-        except trio.TooSlowError:
-            raise _TryAgain(f"no whole response within {self.timeout:g} s") from None
-        except httpx.RequestError as error:
-            raise _TryAgain(f"{type(error).__name__}: {error}") from None
-        if response.status_code == 200:
-            return content
-        said = f"status {response.status_code}: {content[:2000].decode(errors='replace')}"
-        if response.status_code in _TRANSIENT or response.status_code >= 500:
-            raise _TryAgain(said, after=_seconds(response.headers.get("Retry-After")))
-        raise EnvironmentFault(f"{said} (not tried again; check url, model and api_key_env)")
-
-
-class _TryAgain(Exception):
-    """An attempt failed in a way that may pass. `after`: seconds the server asked to wait."""
-
-    def __init__(self, text: str, *, after: float | None = None) -> None:
-        super().__init__(text)
-        self.after = after
-
-
-def _check_url(url: str) -> None:
-    """Refuse, without repeating it, a URL in which a secret could hide: the URL is part of every error message."""
-    try:
-        parsed = httpx.URL(url)
-    except httpx.InvalidURL:
-        raise ValueError("url is not a URL: expected a base URL such as https://api.example.com/v1") from None
-    if parsed.userinfo or parsed.query or parsed.fragment:
-        raise ValueError("url has a user, a query or a fragment: give the bare base URL, and the key in api_key_env")
-    if parsed.scheme not in ("http", "https") or not parsed.host:
-        raise ValueError(f"url={url!r}: expected a base URL such as https://api.example.com/v1")
 
 
 def _api_key(variable: str | None) -> str | None:
@@ -180,10 +126,10 @@ def _api_key(variable: str | None) -> str | None:
 
 
 def _without(key: str | None, text: str) -> str:
-    """The text, shortened; when a server repeats the key in it, whole, in part or escaped, nothing of it."""
+    """The text; when a server repeats the key in it, whole, in part or escaped, nothing of it."""
     if key and any(key[i : i + _TELLING] in text for i in range(max(1, len(key) - _TELLING + 1))):
         return "(what the server said repeats the API key, so it is not shown)"
-    return text[:300]
+    return text
 
 
 def _spoken(message: Message) -> dict[str, str]:
@@ -195,26 +141,13 @@ def _spoken(message: Message) -> dict[str, str]:
     return {"role": message.role, "content": message.content}
 
 
-async def _read(response: httpx.Response) -> bytes:
-    content = bytearray()
-    # httpx reads through nested generators. Only an exception from the innermost, as a cancellation is, closes all.
-    with trio.CancelScope() as scope:
-        async for chunk in response.aiter_bytes():
-            content += chunk
-            if len(content) > _LONGEST_BODY:
-                scope.cancel()
-    if len(content) > _LONGEST_BODY:
-        raise EnvironmentFault(f"the response is longer than {_LONGEST_BODY} bytes")
-    return bytes(content)
-
-
 def _answer(content: bytes) -> Message:
     """The reply in a chat completion. Whatever is not exactly that is an EnvironmentFault."""
     try:
         (choice,) = json.loads(content.decode())["choices"]
         text, reason = choice["message"]["content"], choice["finish_reason"]
     except (ValueError, TypeError, LookupError, RecursionError) as error:
-        shown = content[:2000].decode(errors="replace")
+        shown = content[:SHOWN].decode(errors="replace")
         raise EnvironmentFault(f"no chat completion with one choice ({type(error).__name__}): {shown!r}") from None
     if reason != "stop":
         raise EnvironmentFault(f"finish_reason={reason!r}: expected 'stop', a whole reply; is max_tokens too small?")
@@ -223,21 +156,6 @@ def _answer(content: bytes) -> Message:
     if any("\ud800" <= character <= "\udfff" for character in text):
         raise EnvironmentFault("the reply holds half a surrogate pair, which is no text")
     return Message("assistant", text)
-
-
-def _seconds(header: str | None) -> float | None:
-    """The seconds of a Retry-After; None for a date, which needs a clock that agrees with the server's."""
-    try:
-        seconds = float(header or "")
-    except ValueError:
-        return None
-    return seconds if 0 <= seconds < math.inf else None
-
-
-@functools.cache
-def _certificates() -> ssl.SSLContext:
-    """Read once: it takes longer than a request."""
-    return httpx.create_ssl_context()
 
 
 # --- frozen --------------------------------------------------------------------------------------

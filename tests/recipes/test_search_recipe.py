@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from envs import search
-from envs.search import wire
+from jaxrl import http
 from jaxrl.chat.families import renderer_for
 from jaxrl.chat.supervised import supervise
 from jaxrl.chat.tokenizer import byte_tokenizer
@@ -153,7 +153,7 @@ def test_without_the_package_the_recipe_says_how_to_get_it(tmp_path: Path) -> No
 def test_a_server_that_does_not_answer_is_found_out_before_the_model_is_loaded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(wire._JITTER, "uniform", lambda low, high: 0.0)  # nothing to wait for
+    monkeypatch.setattr(http._JITTER, "uniform", lambda low, high: 0.0)  # nothing to wait for
     builder = SearchQA(retriever="http", url="http://127.0.0.1:9")
     with pytest.raises(ValueError, match="Is the server running"):
         trio.run(builder, RENDERER)
