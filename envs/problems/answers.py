@@ -68,7 +68,11 @@ def whole(text: str) -> str | None:
 
 @dataclass(frozen=True)
 class AnswerForm:
-    """How an answer is marked: who reads it, what the model is told, and an answer written that way."""
+    """How an answer is marked: who reads it, what the model is told, and an answer written that way.
+
+    instruction: spells no marked answer itself, since a model that only repeats it would have the form: SmolLM2 said
+    the example of such a one, and nothing else, after ten steps of GRPO.
+    """
 
     read: Callable[[str], str | None]
     instruction: str
@@ -76,10 +80,10 @@ class AnswerForm:
 
 
 FORMS: Mapping[Form, AnswerForm] = {
-    "boxed": AnswerForm(last_boxed, r"Give the final answer as \boxed{answer}.", lambda answer: rf"\boxed{{{answer}}}"),
-    "hashes": AnswerForm(last_hashes, 'End with a line "#### answer".', lambda answer: f"#### {answer}"),
+    "boxed": AnswerForm(last_boxed, r"Put the final answer in \boxed{}.", lambda answer: rf"\boxed{{{answer}}}"),
+    "hashes": AnswerForm(last_hashes, 'End with a line of "####" and the answer.', lambda answer: f"#### {answer}"),
     "tags": AnswerForm(
-        last_tags, "Give the final answer as <answer>answer</answer>.", lambda answer: f"<answer>{answer}</answer>"
+        last_tags, "Put the final answer in <answer></answer>.", lambda answer: f"<answer>{answer}</answer>"
     ),
     "plain": AnswerForm(whole, "Say the answer and nothing else.", lambda answer: answer),
 }

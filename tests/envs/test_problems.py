@@ -11,6 +11,7 @@ import pytest
 from envs.problems import (
     FORMS,
     OPERATIONS,
+    Form,
     MathProblem,
     RowFormat,
     Split,
@@ -42,6 +43,15 @@ def test_every_answer_is_right_and_operands_have_the_digits(operations: Sequence
         assert problem.check_answer(FORMS["boxed"].write(problem.reference_answer))
         assert not problem.check_answer(FORMS["boxed"].write(str(int(problem.reference_answer) + 1)))
         assert not problem.check_answer(FORMS["boxed"].write(expression)), "the question is no answer"
+
+
+@pytest.mark.parametrize("form", ["boxed", "hashes", "tags"])
+def test_who_repeats_the_instruction_or_its_example_has_no_form(form: Form) -> None:
+    (problem,) = arithmetic("train", 1, form=form)
+    instruction = FORMS[form].instruction
+    for said in (instruction, *instruction.split(), instruction.rpartition(" in ")[2], f"\n{instruction}"):
+        assert not problem.check_format(said), said
+    assert problem.check_format(FORMS[form].write("7"))
 
 
 @pytest.mark.parametrize("operations", KINDS)

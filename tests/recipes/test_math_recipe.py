@@ -97,7 +97,7 @@ def test_a_file_is_split_without_overlap_and_shuffled_every_epoch(tmp_path: Path
     assert first != second
     assert questions(trio.run(files, RENDERER)[0]) == questions(train)
     assert isinstance(train, GroupDataset)
-    assert train.groups[0].system == r"Give the final answer as \boxed{answer}."
+    assert train.groups[0].system == r"Put the final answer in \boxed{}."
 
 
 def test_two_files_may_not_share_a_question(tmp_path: Path) -> None:
