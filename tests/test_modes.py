@@ -19,6 +19,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 import trio
+from compiling import quick_to_compile
 from small_run import HELD_OUT, TASKS, Late, make_late, small, write_model
 
 from jaxrl.algo.optimizer import OptimizerConfig
@@ -36,7 +37,9 @@ from jaxrl.runtime.supply import Supply
 from jaxrl.train import AsyncConfig, StreamMinibatchConfig, main, one_line_errors, parse
 from jaxrl.types import Message, Task
 
-pytestmark = pytest.mark.slow
+__all__ = ["quick_to_compile"]
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_to_compile")]
 
 SMOOTH = OptimizerConfig(eps=1e-2)
 """Adam divides by the size of a gradient, so that of one that is all rounding makes a step of the full learning rate.
@@ -70,7 +73,7 @@ def make_flat(task: Task) -> Flat:
 FLAT = {"batch_size": 4, "val_tasks": (), "env_factory": make_flat, "rules": TurnRules(failed_parse_reward=0.0)}
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return write_model(tmp_path_factory.mktemp("models") / "late")
 
@@ -92,7 +95,7 @@ VARIANTS = {
 }
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def finished(model: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Runs that nobody interrupted."""
     folder = tmp_path_factory.mktemp("modes")
@@ -292,7 +295,7 @@ def asynchronous(
 CHOICES = {"recompute": (True, "recompute"), "keep": (True, "keep"), "pinned": (False, "recompute")}
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def ahead(model: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Published, list[str]]]:
     """An asynchronous run for each choice of what becomes of groups under way."""
     folder, runs = tmp_path_factory.mktemp("ahead"), {}
