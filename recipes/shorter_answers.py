@@ -22,71 +22,25 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-import jax.numpy as jnp
 import numpy as np
 
 from envs import preference
 from envs.preference import Comparison, Conversation, Judge, PairwisePreferenceGroupBuilder, Shorter, well_formed
-from jaxrl.algo.batch import choose_width, datum_values, pack
 from jaxrl.algo.optimizer import OptimizerConfig
-from jaxrl.algo.step import make_eval_logprobs
-from jaxrl.chat.families import renderer_for
 from jaxrl.chat.renderer import Outcome as Ended
 from jaxrl.chat.renderer import Renderer
-from jaxrl.chat.supervised import supervise, supervised_datum
 from jaxrl.env import GroupDataset, RLDataset, RLDatasetBuilder
 from jaxrl.models.lora import LoraConfig
 from jaxrl.runtime.engine import EngineConfig
 from jaxrl.runtime.learner import Packing
 from jaxrl.runtime.message_env import EnvFromMessageEnv, TurnRules
 from jaxrl.runtime.opponents import Hosted
-from jaxrl.runtime.policy import load_policy, policy_tokenizer
+from jaxrl.runtime.policy import policy_tokenizer
 from jaxrl.runtime.record import read_records
+from jaxrl.runtime.reward_model import CheckpointScore
 from jaxrl.runtime.warm_start import Demonstration, Demonstrator, WarmStart
 from jaxrl.train import Config, config_renderer, main, one_line_errors, parse
 from jaxrl.types import Message, Task
-
-
-class CheckpointScore:
-    """How much likelier a model finds an answer than a reference does: the reward implied by a model trained from
-    preferences (Rafailov et al., arXiv 2305.18290). Without a reference, the mean log-prob of a token.
-
-    model, reference: names that `load_policy` takes, of one tokenizer. Owns their weights, which it loads when it is
-    first called. Blocks on the device; RewardModelJudge calls it in a thread.
-    """
-
-    def __init__(self, model: str, reference: str | None = None) -> None:
-        self._names = (model, reference)
-        self._loaded: list[Any] | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_names": self._names, "_loaded": None}  # whoever unpickles it loads for itself
-
-    def __call__(self, prompt: Conversation, completion: Conversation) -> float:
-        """The score, natural logarithms."""
-        if self._loaded is None:
-            self._renderer = renderer_for(policy_tokenizer(self._names[0]))
-            self._loaded = [_scorer(name) for name in self._names if name is not None]
-        said = [len(prompt) + i for i, message in enumerate(completion) if message.role == "assistant"]
-        whole = supervise(self._renderer, (*prompt, *completion), train_on=said)
-        data = [supervised_datum(sequence, episode=0) for sequence in whole]
-        count = sum(int(datum.mask.sum()) for datum in data)
-        totals = [sum(score(datum) for datum in data) for score in self._loaded]
-        return totals[0] - totals[1] if len(totals) == 2 else totals[0] / count
-
-
-def _scorer(name: str) -> Any:
-    """datum -> the sum of the log-probs of its trained tokens. One program for each power of two of its length."""
-    config, params = load_policy(name, dtype=jnp.float32)
-    evaluate = make_eval_logprobs(config, None, temperature=1.0)
-
-    def score(datum: Any) -> float:
-        width = choose_width([datum], tuple(2**n for n in range(6, 18)))
-        batch = pack([datum], [np.zeros(len(datum.tokens))], width=width, rows=1)
-        (logp,) = datum_values(np.asarray(evaluate(params, None, batch)), [datum])
-        return float(np.sum(logp[datum.mask]))
-
-    return score
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,12 @@
 """The rules of the house (DESIGN section 2) hold for every file: imports, names, docstrings, the README's tree."""
 
 import ast
+import functools
 import re
 import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).parent.parent
 LAYERS = ("types", "env", "http", "seats", "tools", "models", "chat", "algo", "runtime", "train", "cli")
@@ -53,6 +52,7 @@ def name(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
+@functools.cache
 def tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text(), filename=str(path))
 
@@ -78,38 +78,36 @@ def layer(path: Path) -> str:
     return path.relative_to(ROOT / "jaxrl").parts[0].removesuffix(".py")
 
 
-@pytest.mark.parametrize("path", sources("jaxrl"), ids=name)
-def test_imports_point_down(path):
-    here = layer(path)
-    if here == "__init__":
-        return
-    for node, module in imports(path):
-        top, *rest = module.split(".")
-        assert top not in ("envs", "recipes", "tests", "benchmarks"), f"{name(path)}:{node.lineno} imports {module}"
-        if top == "jaxrl":
-            assert rest, f"{name(path)}:{node.lineno} imports the package as a whole"
-            assert LAYERS.index(rest[0]) <= LAYERS.index(here), f"{name(path)}:{node.lineno} imports {module}, above it"
+def test_imports_point_down():
+    for path in sources("jaxrl"):
+        here = layer(path)
+        for node, module in imports(path) if here != "__init__" else ():
+            top, *rest = module.split(".")
+            where = f"{name(path)}:{node.lineno} imports {module}"
+            assert top not in ("envs", "recipes", "tests", "benchmarks"), where
+            if top == "jaxrl":
+                assert rest, f"{where}, the package as a whole"
+                assert LAYERS.index(rest[0]) <= LAYERS.index(here), f"{where}, above it"
 
 
-@pytest.mark.parametrize("path", sources(*(f"jaxrl/{p}" for p in PURE)), ids=name)
-def test_the_pure_half_imports_nothing_with_effects(path):
-    allowed = {"pathlib", "os"} if name(path).removeprefix("jaxrl/") in READS_FILES else set()
-    for node, module in imports(path):
-        assert module.split(".")[0] not in EFFECTS - allowed, f"{name(path)}:{node.lineno} imports {module}"
+def test_the_pure_half_imports_nothing_with_effects():
+    for path in sources(*(f"jaxrl/{p}" for p in PURE)):
+        allowed = {"pathlib", "os"} if name(path).removeprefix("jaxrl/") in READS_FILES else set()
+        for node, module in imports(path):
+            assert module.split(".")[0] not in EFFECTS - allowed, f"{name(path)}:{node.lineno} imports {module}"
 
 
-@pytest.mark.parametrize("path", sources("envs"), ids=name)
-def test_environments_import_only_the_public_nouns(path):
-    own = name(path).split("/")[1]
-    for node, module in imports(path):
-        top, *rest = module.split(".")
-        if top == "jaxrl":
-            assert rest[:1] in (["types"], ["env"], ["http"], ["seats"], ["tools"]), (
-                f"{name(path)}:{node.lineno} imports {module}"
-            )
-        if top == "envs":
-            assert rest[:1] == [own], f"{name(path)}:{node.lineno} imports {module} of another environment"
-        assert top not in ("recipes", "tests", "benchmarks"), f"{name(path)}:{node.lineno} imports {module}"
+def test_environments_import_only_the_public_nouns():
+    for path in sources("envs"):
+        own = name(path).split("/")[1]
+        for node, module in imports(path):
+            top, *rest = module.split(".")
+            where = f"{name(path)}:{node.lineno} imports {module}"
+            if top == "jaxrl":
+                assert rest[:1] in (["types"], ["env"], ["http"], ["seats"], ["tools"]), where
+            if top == "envs":
+                assert rest[:1] == [own], f"{where} of another environment"
+            assert top not in ("recipes", "tests", "benchmarks"), where
 
 
 def optional_packages() -> set[str]:
@@ -121,46 +119,47 @@ def optional_packages() -> set[str]:
     return {n for n in named if f'"{n.replace("_", "-")}' not in core}
 
 
-@pytest.mark.parametrize("path", sources("jaxrl", "envs", "recipes"), ids=name)
-def test_no_import_hides_in_a_function(path):
-    lines, optional = path.read_text().splitlines(), optional_packages()
-    for function in ast.walk(tree(path)):
-        if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            continue
-        for node in ast.walk(function):
+def functions(path: Path) -> list[ast.AST]:
+    return [n for n in ast.walk(tree(path)) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)]
+
+
+def test_no_import_hides_in_a_function():
+    optional = optional_packages()
+    for path in sources("jaxrl", "envs", "recipes"):
+        lines = path.read_text().splitlines()
+        for node in (node for function in functions(path) for node in ast.walk(function)):
             for module in imported(node):
                 where = f"{name(path)}:{node.lineno} imports {module} inside a function"
                 assert module.split(".")[0].lower() in optional, f"{where}, and it is no optional extra"
                 assert "#" in lines[node.lineno - 1], f"{where} without a comment that says why"
 
 
-@pytest.mark.parametrize("path", sources("jaxrl", "envs", "recipes", "benchmarks", "tests"), ids=name)
-def test_a_file_is_named_after_what_it_is(path):
-    words = set(path.relative_to(ROOT).with_suffix("").parts) | set(path.stem.split("_"))
-    assert not words & FORBIDDEN_NAMES
+def test_a_file_is_named_after_what_it_is():
+    for path in sources("jaxrl", "envs", "recipes", "benchmarks", "tests"):
+        words = set(path.relative_to(ROOT).with_suffix("").parts) | set(path.stem.split("_"))
+        assert not words & FORBIDDEN_NAMES, name(path)
 
 
-@pytest.mark.parametrize("path", [p for p in sources("jaxrl") if p.read_text().strip()], ids=name)
-def test_what_is_public_has_a_docstring(path):
-    module = tree(path)
-    nouns = [n for n in module.body if isinstance(n, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)]
-    bare = [n.name for n in nouns if not n.name.startswith("_") and not ast.get_docstring(n)]
-    assert bare == []
-    assert ast.get_docstring(module), "the module has none"
+def test_what_is_public_has_a_docstring():
+    for path in (p for p in sources("jaxrl") if p.read_text().strip()):
+        module = tree(path)
+        nouns = [n for n in module.body if isinstance(n, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)]
+        bare = [n.name for n in nouns if not n.name.startswith("_") and not ast.get_docstring(n)]
+        assert (name(path), bare) == (name(path), [])
+        assert ast.get_docstring(module), f"{name(path)} has none"
 
 
-@pytest.mark.parametrize("path", sources("jaxrl", "envs", "recipes"), ids=name)
-def test_only_the_rollout_catches_everything(path):
-    if name(path) in CATCHES_EVERYTHING:
-        return
-    for node in ast.walk(tree(path)):
-        if isinstance(node, ast.ExceptHandler):
-            caught = node.type.elts if isinstance(node.type, ast.Tuple) else [node.type]
-            broad = any(
-                c is None or (isinstance(c, ast.Name) and c.id in ("Exception", "BaseException")) for c in caught
-            )
-            reraises = isinstance(node.body[-1], ast.Raise)
-            assert not broad or reraises, f"{name(path)}:{node.lineno} catches everything"
+def is_broad(caught: ast.expr | None) -> bool:
+    kinds = caught.elts if isinstance(caught, ast.Tuple) else [caught]
+    return any(k is None or (isinstance(k, ast.Name) and k.id in ("Exception", "BaseException")) for k in kinds)
+
+
+def test_only_the_rollout_catches_everything():
+    for path in (p for p in sources("jaxrl", "envs", "recipes") if name(p) not in CATCHES_EVERYTHING):
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.ExceptHandler):
+                reraises = isinstance(node.body[-1], ast.Raise)
+                assert reraises or not is_broad(node.type), f"{name(path)}:{node.lineno} catches everything"
 
 
 def tracked() -> list[Path]:

@@ -16,6 +16,8 @@ from jaxrl.algo.loss import LOSSES, Loss, make_loss
 from jaxrl.algo.tokens import TokenInputs
 from jaxrl.models.sharding import make_mesh
 
+pytestmark = pytest.mark.slow
+
 ROWS, WIDTH = 16, 4
 WIDE = {"clip_low_threshold": 0.5, "clip_high_threshold": 2.0}
 KNOBS = {"gspo": WIDE, "gspo_token": WIDE, "sequence_ppo": WIDE, "m2po": {"second_moment_max": 0.2}}

@@ -307,6 +307,7 @@ async def test_N15_another_embedder_or_corpus_is_another_index(tmp_path: Path) -
     assert len(folders(cache)) == 3
 
 
+@pytest.mark.slow
 async def test_another_process_finds_the_index_and_does_not_build_it_again(tmp_path: Path) -> None:
     cache, written = str(tmp_path / "cache"), tmp_path / "log"
     log = str(written)
@@ -337,6 +338,7 @@ def build_slowly(cache: str, log: str, start, queue) -> None:
     queue.put(len(list(folder.iterdir())))
 
 
+@pytest.mark.slow
 def test_two_processes_that_build_at_once_build_once_and_both_see_the_whole(tmp_path: Path) -> None:
     spawn = multiprocessing.get_context("spawn")
     queue, start = spawn.Queue(), spawn.Barrier(2)

@@ -4,8 +4,6 @@ import json
 import pickle
 from pathlib import Path
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import trio
@@ -29,23 +27,18 @@ from envs.preference import (
     well_formed,
 )
 from jaxrl.chat.families import renderer_for
-from jaxrl.chat.supervised import supervise
 from jaxrl.chat.tokenizer import byte_tokenizer
 from jaxrl.chat.transcript import begin
 from jaxrl.env import GroupDataset, RLDataset
-from jaxrl.models.forward import hidden_states, logits
-from jaxrl.runtime.policy import load_policy
 from jaxrl.train import parse
 from jaxrl.types import Message
 from recipes.shorter_answers import (
     DEFAULTS,
     Chatterbox,
-    CheckpointScore,
     ShorterAnswers,
     check_goes_together,
     outcome,
 )
-from tests.small_run import write_model
 
 RENDERER = renderer_for(byte_tokenizer())
 
@@ -169,22 +162,6 @@ def test_prompts_of_ones_own(tmp_path: Path) -> None:
 def test_I12_what_does_not_go_together_is_refused(arguments: list[str], teaches: str) -> None:
     with pytest.raises(ValueError, match=teaches):
         check_goes_together(parse(arguments, **DEFAULTS))
-
-
-def test_a_checkpoint_scores_an_answer_by_its_likelihood(tmp_path: Path) -> None:
-    name = write_model(tmp_path / "model")
-    prompt, completion = (Message("user", "Why?"),), spoke("So.")
-    score = pickle.loads(pickle.dumps(CheckpointScore(name)))(prompt, completion)
-    config, params = load_policy(name, dtype=jnp.float32)
-    ((tokens, mask),) = supervise(RENDERER, (*prompt, *completion))
-    tokens_BT = jnp.array([tokens])
-    places, segments = jnp.arange(len(tokens), dtype=jnp.int32)[None], jnp.ones((1, len(tokens)), jnp.int32)
-    hidden = hidden_states(params, None, tokens_BT, places, segments, config=config)
-    logp = jax.nn.log_softmax(logits(params, hidden, config), axis=-1)
-    said = [float(logp[0, t - 1, tokens[t]]) for t in range(len(tokens)) if mask[t]]
-    assert len(said) == 4
-    assert score == pytest.approx(sum(said) / len(said), abs=1e-4)
-    assert CheckpointScore(name, name)(prompt, completion) == pytest.approx(0.0, abs=1e-5)
 
 
 def test_a_run_without_held_out_answers_says_so(tmp_path: Path) -> None:

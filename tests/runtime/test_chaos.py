@@ -618,6 +618,7 @@ trio.run(main)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 async def test_F11_when_the_parent_is_killed_the_envs_of_its_workers_are_closed(how: int, tmp_path: Path) -> None:
     diary = tmp_path / "diary"

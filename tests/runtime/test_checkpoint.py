@@ -174,6 +174,7 @@ def small_folder(request, tmp_path):
     subprocess.run(("umount", "-l", tmp_path), check=True)
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_the_previous_checkpoint_and_says_so(small_folder):
     folder, limit = small_folder
     done = subprocess.run((sys.executable, "-c", FILL, folder / "c", str(limit)), capture_output=True, text=True)
@@ -201,6 +202,7 @@ with Checkpointer(sys.argv[1]) as checkpoints:
 """
 
 
+@pytest.mark.slow
 def test_a_kill_while_saving_is_ignored_and_cleaned_up(tmp_path):
     process = subprocess.Popen((sys.executable, "-c", KILLED, tmp_path / "c"), stdout=subprocess.PIPE, text=True)
     with process:

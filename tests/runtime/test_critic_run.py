@@ -29,7 +29,7 @@ from jaxrl.runtime.supply import Place, Played
 from jaxrl.train import StreamMinibatchConfig, main
 from jaxrl.types import Datum, Sample, StopReason, Trajectory, TrajectoryGroup, Transition
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_to_compile")]
 
 FIT = CriticFit(0.03, 16)
 LORA = LoraConfig(rank=2, alpha=4.0)
@@ -314,7 +314,6 @@ def timeless(run: Path) -> list[dict[str, Any]]:
     return [{k: v for k, v in m.items() if not k.startswith(("time/", "engine/"))} for m in steps]
 
 
-@pytest.mark.slow
 def test_I10_a_run_with_a_critic_is_killed_and_resumed(
     fully_optimized: None, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -336,7 +335,6 @@ def test_I10_a_run_with_a_critic_is_killed_and_resumed(
     assert timeless(resumed) == timeless(straight)
 
 
-@pytest.mark.slow
 def test_a_streamed_run_has_a_critic_too(model: str, tmp_path: Path) -> None:
     run = with_critic(model, tmp_path / "run", stream_minibatch=StreamMinibatchConfig(2), max_steps=2, save_every=0)
     assert all("critic/loss" in m for m in timeless(run))
