@@ -19,7 +19,8 @@ PYTEST_ARGS ?=
 
 PY := .venv/bin/python
 PY_FULL := .venv-full/bin/python
-SPREAD := -n $(JOBS) --maxprocesses=8 --dist loadfile  # a file's fixtures are made once
+# A file's fixtures are made once; by name, since files with few tests, which would come last, are whole runs.
+SPREAD := -n $(JOBS) --maxprocesses=8 --dist loadfile --no-loadscope-reorder
 PIP_FLAGS := --quiet --disable-pip-version-check --no-compile  # only what is imported gets compiled, when it is
 
 .PHONY: help quickstart test test-all lint format clean
