@@ -114,7 +114,7 @@ class RandomPlayer(Demonstrator):
 DEFAULTS = {
     "dataset_builder": TextArena(),
     "model_name": "tiny",
-    "warm_start": WarmStart(RandomPlayer(), steps=60, batch_size=8, learning_rate=1e-3),
+    "warm_start": WarmStart(RandomPlayer(), steps=50, batch_size=8, learning_rate=1e-3),
     "log_path": "runs/text_arena",
     "loss_fn_config.advantage": "moving_baseline",
     "learning_rate": 5e-4,

@@ -475,6 +475,7 @@ async def loop(
     return log.written, learner.steps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", TOLERANT, ids=lambda s: type(s).__name__)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("fault", FAULTS)
