@@ -38,8 +38,8 @@ the warm start ends. A recipe without a row was not measured.
 
 - math_rl does not learn: training reward rises from 0.07 to 0.15 and falls again, and sums that were never shown stay
   wrong.
-- terminal_rl and tictactoe_selfplay have few held-out tasks for what they show, and go to and fro. What text_arena gains
-  is less than the error of 32 games.
+- terminal_rl and tictactoe_selfplay have few held-out tasks for what they show, and go to and fro. What text_arena
+  gains is less than the error of its 32 games.
 
 | recipe | measure | tasks | before RL | later | steps | minutes | cores | date |
 |---|---|---|---|---|---|---|---|---|
