@@ -33,10 +33,8 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 install_import_hook(["jaxrl.models", "jaxrl.algo"], "beartype.beartype")
 
 hypothesis.settings.register_profile("usual", deadline=None, derandomize=True, max_examples=25)
-hypothesis.settings.register_profile(
-    "thorough", deadline=None, max_examples=500
-)  # pytest --hypothesis-profile=thorough
-hypothesis.settings.load_profile("usual")
+hypothesis.settings.register_profile("thorough", deadline=None, max_examples=500)
+hypothesis.settings.load_profile("usual")  # pytest --hypothesis-profile=thorough takes the other
 
 
 @pytest.fixture

@@ -125,7 +125,7 @@ def test_I4_poison_at_masked_tokens_changes_nothing_and_an_unmasked_batch_is_zer
 @pytest.mark.parametrize("name", LOSSES)
 def test_I5_order_and_split_do_not_matter(name: str) -> None:
     """Permuted rows; rows one at a time, told the statistics of the whole; and an episode as one row or as two."""
-    whole, run, statistics = tokens(2), under_any_kl(name), jax.jit(bound(name, old=True).statistics)
+    whole, run, (_, statistics) = tokens(2), under_any_kl(name), compiled(bound(name, old=True))
     mask, pooled = np.asarray(whole.mask), statistics(whole)
     told = whole._replace(pooled=pooled)  # so that one program does for the whole and for its rows
     order = np.array([2, 0, 3, 1])

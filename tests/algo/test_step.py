@@ -323,16 +323,23 @@ def at_once(step: Any, state: TrainState, base: Any, data: Sequence[Datum], aggr
 MICRO_BATCHES = 2
 
 
-@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+STREAMED = [
+    pytest.param(name, aggregation, marks=marks)
+    for name, marks in (("ppo", ()), ("importance_sampling", pytest.mark.slow))
+    for aggregation in AGGREGATIONS
+]
+
+
+@pytest.mark.parametrize(("name", "aggregation"), STREAMED)
 def test_I5_parts_give_the_step_of_the_whole(
-    aggregation: str, whole: Compiled, streamed: Compiled, start: Any, base: Any, data_D: list[Datum]
+    name: str, aggregation: str, whole: Compiled, streamed: Compiled, start: Any, base: Any, data_D: list[Datum]
 ) -> None:
     """Parameters, moments and metrics; an empty part, and one without trained tokens, are parts like any other."""
     a, b, c = data_D[:2], data_D[2:4], data_D[4:]
     untrained = [replace(d, mask=np.zeros_like(d.mask), group=7) for d in a]
-    want = at_once(whole("ppo"), start, base, data_D, aggregation)
+    want = at_once(whole(name), start, base, data_D, aggregation)
     for parts in ([a, b, c], [c, [], a + b], [b + c, untrained, a], [[], data_D]):
-        got = in_parts(streamed("ppo"), copied(start), base, parts, aggregation)
+        got = in_parts(streamed(name), copied(start), base, parts, aggregation)
         assert_trees_close(got, want)
     assert float(want[1]["optim/tokens"]) == sum(d.mask.sum() for d in data_D)
 

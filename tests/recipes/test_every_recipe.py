@@ -4,7 +4,7 @@ The defaults decide all shapes, so these are the programs that users compile; on
 """
 
 import functools
-import importlib.util
+import math
 import re
 import subprocess
 import sys
@@ -15,7 +15,10 @@ from typing import Any
 import pytest
 from sandboxes import missing
 
+from jaxrl.chat.families import renderer_for
+from jaxrl.chat.tokenizer import byte_tokenizer
 from jaxrl.runtime.log import read_metrics
+from recipes.shorter_answers import outcome
 
 pytestmark = pytest.mark.slow
 
@@ -40,6 +43,13 @@ ARGUMENTS = {
     "terminal_rl": "dataset_builder.own_tasks={tmp}/tasks warm_start.demonstrator.own_tasks={tmp}/tasks",
 }
 """What a recipe needs besides, and where it may write."""
+
+OF_ITS_OWN: dict[str, set[str]] = {
+    "math_rl": {"env/all/format", "env/all/correct", "time/train", "test/env/all/correct"},
+    "shorter_answers": {"env/all/win_rate", "env/all/answer_characters", "test/env/all/win_rate"},
+    "tool_use": {"rollout/stop/max_tokens", "time/train"},
+}
+"""What the first step of a recipe reports besides."""
 
 Finished = Callable[[str], tuple[Path, str]]
 
@@ -68,8 +78,8 @@ def runnable(recipe: str) -> Any:
 def skip_where_it_cannot_run(recipe: str) -> None:
     if recipe == "terminal_rl" and (why := missing()):
         pytest.skip(why)
-    if recipe == "text_arena" and importlib.util.find_spec("textarena") is None:
-        pytest.skip("needs textarena: pip install 'jaxrl[textarena]'")
+    if recipe == "text_arena":
+        pytest.importorskip("textarena", reason="needs textarena: pip install 'jaxrl[textarena]'")
 
 
 @pytest.mark.parametrize("recipe", [runnable(recipe) for recipe in RECIPES])
@@ -81,16 +91,26 @@ def test_two_steps_from_the_line_in_the_readme(recipe: str, finished: Finished) 
     for metrics in steps:
         assert set(metrics) >= NAMES
     assert all("test/env/all/reward/total" in metrics for metrics in (steps[0], steps[-1]))
+    assert set(steps[0]) >= OF_ITS_OWN.get(recipe, set())
     assert (run / "report.html").stat().st_size > 10_000
     assert (run / "curve.png").stat().st_size > 1_000
     assert list((run / "checkpoints").iterdir())
 
 
-def test_what_one_seat_wins_in_self_play_the_other_loses(finished: Finished) -> None:
+@pytest.mark.parametrize("recipe", [runnable("tictactoe_selfplay"), runnable("text_arena")])
+def test_what_one_seat_wins_in_self_play_the_other_loses(recipe: str, finished: Finished) -> None:
+    skip_where_it_cannot_run(recipe)
+    run, _ = finished(recipe)
+    first = read_metrics(run / "metrics.jsonl")[0]
+    assert first["env/all/reward/total"] == pytest.approx(0.0)
+    assert 0 <= first["test/env/random/success"] <= 1
+
+
+def test_nobody_beats_the_perfect_player(finished: Finished) -> None:
     run, _ = finished("tictactoe_selfplay")
     first, last = read_metrics(run / "metrics.jsonl")
-    assert first["env/all/reward/total"] == pytest.approx(0.0)
-    assert {"env/tic_tac_toe/success", "test/env/random/success", "test/env/perfect/success"} <= set(first)
+    for name in ("env/tic_tac_toe/success", "test/env/perfect/success"):
+        assert 0 <= first[name] <= 1
     assert last["test/env/perfect/win"] == 0.0
 
 
@@ -105,5 +125,7 @@ def test_what_came_of_self_play_plays_against_its_past(finished: Finished, tmp_p
 
 def test_shorter_answers_says_how_it_went(finished: Finished) -> None:
     run, said = finished("shorter_answers")
-    assert {"env/all/win_rate", "env/all/answer_characters"} <= set(read_metrics(run / "metrics.jsonl")[0])
+    found = outcome(run, renderer_for(byte_tokenizer()))
+    assert 0.0 <= found.win_rate <= 1.0
+    assert all(math.isnan(length) or length > 0 for length in found.length)
     assert "of the comparisons with those before" in said

@@ -17,8 +17,9 @@ def _config(tmp_path: Path, **fields) -> SftConfig:
     return SftConfig(**(small | fields))
 
 
-def test_the_model_directory_is_whole_and_can_be_trained_on(tmp_path: Path) -> None:
-    out = main(_config(tmp_path))
+@pytest.mark.parametrize("env", ["guess_number", "tool_use"])
+def test_the_model_directory_is_whole_and_can_be_trained_on(env: str, tmp_path: Path) -> None:
+    out = main(_config(tmp_path, env=env))
     assert [p.name for p in tmp_path.iterdir()] == ["model"]
     config, params = load_policy(str(out), dtype=jnp.float32)
     assert config == policy_config("tiny")

@@ -22,6 +22,7 @@ def test_without_a_model_the_error_says_where_to_get_one(
     assert ended.value.code == 2
     assert "model_name" in said
     assert "fetch_real.py" in said
+    assert "Traceback" not in said
 
 
 def test_a_named_model_and_a_call_for_help_pass() -> None:
