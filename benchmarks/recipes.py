@@ -36,8 +36,8 @@ HEAD = """# What the tiny model learns in each recipe
 One run of each recipe's defaults, one seed. Held-out tasks, the same ones and sampled alike every time; RL begins where
 the warm start ends. A recipe without a row was not measured.
 
-- math_rl does not learn: training reward rises from 0.08 to 0.14 (means of 20 steps) and falls again, and sums that were
-  never shown stay wrong.
+- math_rl does not learn: training reward rises from 0.08 to 0.14 (means of 20 steps) and falls again, and sums that
+  were never shown stay wrong.
 - terminal_rl and tictactoe_selfplay have few held-out tasks for what they show, and go to and fro. What text_arena
   gains is less than the error of its 32 games.
 
