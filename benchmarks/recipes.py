@@ -1,9 +1,11 @@
-"""What the tiny model learns in each recipe: one run of its defaults, as data, as a picture and as a table.
+"""What a model learns in each recipe: one run, as data, as a picture and as a table.
 
     python -m benchmarks.recipes [recipe ...]        default: all of them; writes benchmarks/recipes/
 
-Each is the README's own command in a process of its own. Kept are its metrics and its curve; the table in
-benchmarks/recipes/README.md has a row for every recipe that was ever run, with the date and the time it took.
+Each is the README's own command in a process of its own, on the tiny model, but for search_qa, which has SmolLM2
+(`python tests/fetch_real.py` fetches it) because the tiny one cannot copy a name. Kept are its metrics and its curve;
+the table in benchmarks/recipes/README.md has a row for every recipe that was ever run, with the date and the time it
+took.
 """
 
 import datetime
@@ -19,25 +21,36 @@ from pathlib import Path
 OUT = Path(__file__).parent / "recipes"
 
 MEASURES = {
-    "math_rl": "test/env/all/reward/total",
-    "search_qa": "test/env/all/reward/total",
+    "math_rl": "test/env/all/correct",
+    "search_qa": "test/env/all/correct",
     "shorter_answers": "test/env/all/reward/total",
     "terminal_rl": "test/env/all/reward/total",
     "text_arena": "test/env/all/success",
     "tictactoe_selfplay": "test/env/all/success",
     "twenty_questions": "test/env/all/success",
 }
-"""The held-out number of each recipe."""
+"""The evaluated number of each recipe."""
 
-HEAD = """# What the tiny model learns in each recipe
+SMOLLM2 = ".cache/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+ARGUMENTS = {
+    "search_qa": f"""model_name={SMOLLM2} warm_start.steps=6 warm_start.batch_size=4 warm_start.learning_rate=2e-4
+        max_steps=15 eval_every=5 learning_rate=3e-4 lora.alpha=32 max_tokens=48 engine.context=192
+        engine.position_buckets=192 engine.extend_lengths=64 packing.widths=192""",
+}
+"""What differs from a recipe's defaults."""
+
+HEAD = """# What a model learns in each recipe
 
     python -m benchmarks.recipes [recipe ...]
 
-One run of each recipe's defaults, one seed. Held-out tasks, the same ones and sampled alike every time; RL begins where
-the warm start ends. A recipe without a row was not measured.
+One run of each recipe's defaults with the tiny model, one seed. Held-out tasks, the same ones and sampled alike every
+time; RL begins where the warm start ends.
 
-- math_rl does not learn: training reward rises from 0.08 to 0.14 (means of 20 steps) and falls again, and sums that
-  were never shown stay wrong.
+- math_rl learns by heart: its tasks are sums of the training. Sums that were never shown stay wrong (0.21 before, 0.17
+  after a run with a longer warm start).
+- search_qa is SmolLM2-135M-Instruct, asked about countries of which it saw none in training; the tiny model cannot copy
+  a name. Its warm start is 24 demonstrations, six in ten of which search for the wrong thing; the machine had other
+  work. The command is in `ARGUMENTS` of benchmarks/recipes.py.
 - terminal_rl and tictactoe_selfplay have few held-out tasks for what they show, and go to and fro. What text_arena
   gains is less than the error of its 32 games.
 
@@ -51,7 +64,8 @@ def run(recipe: str) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         where = Path(scratch) / "run"
         began = time.monotonic()
-        subprocess.run([sys.executable, "-m", f"recipes.{recipe}", f"log_path={where}"], check=True)
+        command = [sys.executable, "-m", f"recipes.{recipe}", *ARGUMENTS.get(recipe, "").split(), f"log_path={where}"]
+        subprocess.run(command, check=True)
         minutes = (time.monotonic() - began) / 60
         shutil.copyfile(where / "metrics.jsonl", OUT / f"{recipe}.jsonl")
         shutil.copyfile(where / "curve.png", OUT / f"{recipe}.png")

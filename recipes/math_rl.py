@@ -1,6 +1,7 @@
 """Mathematics with one answer a question: a tiny model learns to add, a pretrained one what your file asks.
 
-    python -m recipes.math_rl                         a tiny model, built in place, adds numbers of one digit
+    python -m recipes.math_rl                         a tiny model, built in place, learns one-digit sums by heart
+    python -m recipes.math_rl dataset_builder.test_on=held_out           ... and is asked those it never saw
     python -m recipes.math_rl model_name=<model> warm_start=None max_tokens=512 engine.context=1024 packing=None \\
         dataset_builder=ProblemFiles dataset_builder.train=gsm8k.jsonl dataset_builder.answer_in=hashes
     ... dataset_builder=ProblemFiles dataset_builder.train=math.jsonl dataset_builder.question=problem \\
@@ -8,8 +9,9 @@
     ... dataset_builder=GymProblems dataset_builder.name=chain_sum          (pip install 'jaxrl[reasoning-gym]')
 
 The warm start of the tiny model imitates a sloppy pupil, who knows the form and is off by one or by ten in most sums.
-So right answers are among those the model gives, and which they are is what the reward finds. Held-out sums occur in
-neither part of the training.
+So right answers are among those the model gives, and which they are is what the reward finds. A model this small
+learns each sum by heart and not how to add, so evaluations ask the sums it trains on (test_on); held-out ones, which
+occur in neither part of the training, stay wrong.
 """
 
 import sys
@@ -36,9 +38,10 @@ from jaxrl.types import Message
 
 @dataclass(frozen=True)
 class Arithmetic(RLDatasetBuilder):
-    """`batch_size` problems a step, `group_size` answers to each, `test_problems` held out.
+    """`batch_size` problems a step, `group_size` answers to each, `test_problems` at an evaluation.
 
-    instruct: a system prompt says how to mark the answer, which a pretrained model has to be told.
+    instruct: a system prompt says how to mark the answer, which a pretrained model has to be told. test_on: which
+    problems evaluations ask, `held_out` ones, which are never trained on, or the first of those `trained` on.
     """
 
     operations: tuple[str, ...] = ("+",)
@@ -49,14 +52,15 @@ class Arithmetic(RLDatasetBuilder):
     group_size: int = 8
     steps: int = 100
     test_problems: int = 128
+    test_on: Literal["held_out", "trained"] = "held_out"
     format_coef: float = 0.1
     seed: int = 0
 
     async def __call__(self, renderer: Renderer) -> tuple[RLDataset, RLDataset | None]:
-        """Fresh problems every step; the same held-out problems at every evaluation."""
+        """Fresh problems every step; the same ones at every evaluation."""
         kind = {"seed": self.seed, "operations": self.operations, "digits": self.digits, "form": self.form}
         train = problems.arithmetic("train", self.batch_size * self.steps, **kind)
-        test = problems.arithmetic("test", self.test_problems, **kind)
+        test = problems.arithmetic("test" if self.test_on == "held_out" else "train", self.test_problems, **kind)
         system = FORMS[self.form].instruction if self.instruct else None
         group = partial(ProblemGroupBuilder, renderer=renderer, system=system, format_coef=self.format_coef)
         return _datasets(train, test, group, self.batch_size, self.group_size)
@@ -181,9 +185,9 @@ class SloppyPupil(Demonstrator):
 
 
 DEFAULTS = {
-    "dataset_builder": Arithmetic(),
+    "dataset_builder": Arithmetic(test_on="trained"),
     "model_name": "tiny",
-    "warm_start": WarmStart(SloppyPupil(), steps=60, batch_size=32, learning_rate=2e-3),
+    "warm_start": WarmStart(SloppyPupil(), steps=180, batch_size=32, learning_rate=2e-3),
     "log_path": "runs/math_rl",
     "learning_rate": 1e-3,
     "lora": LoraConfig(rank=16, alpha=16.0),

@@ -22,8 +22,9 @@ The tiny model is asked for internet country codes. Its warm start shows a playe
 episodes, and forgets what it was asked in the others. It is short, and teaches the form of a call and of an answer; to
 copy a name letter by letter into a query, and a code out of a passage, takes a model more than that, so held-out
 answers of the tiny model stay wrong, and what RL gains there is form: it even searches less, since a search that finds
-nothing it can copy earns nothing. To see RL teach how to search, take a pretrained model. A step's gradient is taken a
-few groups at a time, as they finish (stream_minibatch).
+nothing it can copy earns nothing. To see RL teach how to search, take a pretrained model: SmolLM2-135M does learn it
+after 24 of the same demonstrations, with the command in benchmarks/recipes.py. A step's gradient is taken a few groups
+at a time, as they finish (stream_minibatch).
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""How hard XLA tries in tests: fixtures for files that compile much and compute little."""
+"""How hard XLA tries in tests, which compile much and compute little: hardly, except where a test asks for more."""
 
 import functools
 from collections.abc import Iterator
@@ -10,8 +10,8 @@ import pytest
 from jaxrl.runtime import learner, programs
 
 _JIT = jax.jit
-_OPTIONS = {"xla_cpu_use_fusion_emitters": False}
-"""LLVM takes long over what the emitters of fusions write, and gains nothing on small arrays."""
+_OPTIONS = {"xla_cpu_use_fusion_emitters": False, "xla_cpu_parallel_codegen_split_count": 1}
+"""LLVM takes long over what the emitters of fusions write, and over many modules instead of one."""
 
 
 @functools.cache
@@ -33,23 +33,21 @@ def forget_programs() -> None:
         made.cache_clear()
 
 
-def _compile_quickly(quickly: bool) -> None:
+def compile_quickly(quickly: bool = True) -> None:
+    """From now on compile in a quarter of the time; or, if not quickly, as users do."""
     forget_programs()
     jax.config.update("jax_disable_most_optimizations", quickly)
     jax.jit = functools.partial(_JIT, compiler_options=_known_options()) if quickly else _JIT
 
 
-@pytest.fixture(scope="module")
-def quick_to_compile() -> Iterator[None]:
-    """A quarter of the time to compile. Not for tests of the compiled text, nor of what users get to the last bit."""
-    _compile_quickly(True)
-    yield
-    _compile_quickly(False)
+@pytest.fixture(scope="session", autouse=True)
+def _quick_to_compile() -> None:
+    compile_quickly()
 
 
 @pytest.fixture
 def fully_optimized() -> Iterator[None]:
-    """The compiler as users have it, for one test of such a file."""
-    _compile_quickly(False)
+    """The compiler as users have it, for tests of the compiled text and of what users get to the last bit."""
+    compile_quickly(False)
     yield
-    _compile_quickly(True)
+    compile_quickly()

@@ -16,6 +16,8 @@ import trio
 import trio.testing
 from jaxtyping import install_import_hook
 
+pytest_plugins = ["compiling"]  # imported after this file
+
 CACHE = Path(__file__).parent.parent / ".cache"
 
 # Set in the environment too, so that processes started by a test behave like the test.

@@ -14,6 +14,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from compiling import compile_quickly
 
 from jaxrl.algo.optimizer import OptimizerConfig
 from jaxrl.chat.tokenizer import byte_tokenizer
@@ -118,6 +119,7 @@ def small(model: str, log_path: Path, **changes: Any) -> Config:
 
 
 if __name__ == "__main__":
+    compile_quickly()  # as in the tests, or it would not be the same run to the last bit
     model, log_path, last = sys.argv[1:]
     write = MetricsLog.write
 

@@ -7,7 +7,6 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from compiling import quick_to_compile
 from small_run import BYTES, small, write_model
 
 from jaxrl.algo.forms import FormResult
@@ -19,9 +18,7 @@ from jaxrl.runtime.log import read_metrics
 from jaxrl.runtime.policy import policy_config, save_policy
 from jaxrl.train import AsyncConfig, StreamMinibatchConfig, main
 
-__all__ = ["quick_to_compile"]
-
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_to_compile")]
+pytestmark = pytest.mark.slow
 
 NEEDS: Mapping[str, dict[str, Any]] = {
     "minirl": {"num_substeps": 2},

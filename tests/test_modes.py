@@ -19,7 +19,6 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 import trio
-from compiling import quick_to_compile
 from small_run import HELD_OUT, TASKS, Late, make_late, small, write_model
 
 from jaxrl.algo.optimizer import OptimizerConfig
@@ -37,9 +36,7 @@ from jaxrl.runtime.supply import Supply
 from jaxrl.train import AsyncConfig, StreamMinibatchConfig, main, one_line_errors, parse
 from jaxrl.types import Message, Task
 
-__all__ = ["quick_to_compile"]
-
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_to_compile")]
+pytestmark = pytest.mark.slow
 
 SMOOTH = OptimizerConfig(eps=1e-2)
 """Adam divides by the size of a gradient, so that of one that is all rounding makes a step of the full learning rate.

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
-from compiling import quick_to_compile
 from small_run import BYTES, small, write_model
 
 from jaxrl.chat.families import renderer_for
@@ -15,9 +14,7 @@ from jaxrl.runtime.record import read_records
 from jaxrl.train import main
 from jaxrl.types import Message, Task
 
-__all__ = ["quick_to_compile"]
-
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_to_compile")]
+pytestmark = pytest.mark.slow
 
 
 class Duel(MessageEnv):

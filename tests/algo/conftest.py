@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from algo_cases import CHUNK, STEP_LOSSES, TEMPERATURE, VOCAB, ragged
-from compiling import fully_optimized, quick_to_compile
 
 from jaxrl.algo.step import Gradients, make_gradients
 from jaxrl.models import spec
@@ -15,14 +14,7 @@ from jaxrl.models.config import ModelConfig, tiny
 from jaxrl.models.lora import Adapter, LoraConfig, lora_specs
 from jaxrl.types import Datum
 
-__all__ = ["fully_optimized", "quick_to_compile"]
-
 FLOAT32 = jnp.dtype(jnp.float32)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _quick(quick_to_compile: None) -> None:
-    """All files here compile much and compute little; tests of the compiled text ask for `fully_optimized`."""
 
 
 @pytest.fixture(scope="session")

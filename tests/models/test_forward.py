@@ -15,8 +15,6 @@ from jaxrl.models.forward import block, embed, hidden_states, logits, rms_norm, 
 from jaxrl.models.lora import LoraConfig, at_layer, lora_specs, merge
 from jaxrl.models.spec import init
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
-
 CONFIG = ModelConfig(
     vocab_size=53,
     width=24,

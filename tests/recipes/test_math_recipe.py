@@ -46,6 +46,8 @@ def test_I14_held_out_sums_are_the_same_every_time_and_in_no_seed_of_the_trainin
     assert (len(train), len(train.get_batch(0)), train.groups[0].group_size) == (4, 3, 2)
     assert (len(test), len(test.get_batch(0)), test.groups[0].group_size) == (1, 5, 1)
     assert questions(test) == [problem.question for problem in arithmetic("test", 5, digits=(1,))]
+    _, trained = trio.run(Arithmetic(test_on="trained", test_problems=5), RENDERER)
+    assert questions(trained) == [problem.question for problem in arithmetic("train", 5, digits=(1,))]
     shown = {SloppyPupil().play(np.random.default_rng(i)).messages[0].content for i in range(300)}
     assert not shown & {problem.question for problem in arithmetic("test", 500, digits=(1,))}
 

@@ -29,7 +29,7 @@ from jaxrl.runtime.supply import Place, Played
 from jaxrl.train import StreamMinibatchConfig, main
 from jaxrl.types import Datum, Sample, StopReason, Trajectory, TrajectoryGroup, Transition
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_to_compile")]
+pytestmark = pytest.mark.slow
 
 FIT = CriticFit(0.03, 16)
 LORA = LoraConfig(rank=2, alpha=4.0)
@@ -315,7 +315,7 @@ def timeless(run: Path) -> list[dict[str, Any]]:
 
 
 def test_I10_a_run_with_a_critic_is_killed_and_resumed(
-    fully_optimized: None, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     straight = with_critic(model, tmp_path / "straight")
     assert [m["data/groups_trained"] for m in timeless(straight)] == [4.0] * 4

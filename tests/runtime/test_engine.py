@@ -34,9 +34,6 @@ NARROW = replace(CONFIG, slots=2, prompts=0, extend_lengths=(8,), position_bucke
 """Two slots and no prompts, but two lengths of a row that a program reads."""
 
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
-
-
 def serve(policy: SmallPolicy, config: EngineConfig = CONFIG, **options: Any) -> AbstractAsyncContextManager[Engine]:
     return open_engine(policy.model, policy.weights, config=config, lora_scale=policy.lora.scale, **options)
 

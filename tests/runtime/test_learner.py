@@ -23,8 +23,6 @@ from jaxrl.runtime.checkpoint import Checkpointer
 from jaxrl.runtime.learner import Learner, Packing, Reference, trained_tokens
 from jaxrl.types import Datum
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
-
 LORA = LoraConfig(rank=2, alpha=4.0)
 
 

@@ -15,7 +15,7 @@ from jaxrl.runtime.learner import Learner, Packing
 from jaxrl.runtime.schedule import EngineConfig
 from jaxrl.types import Datum, Sample
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_to_compile")]
+pytestmark = pytest.mark.slow
 
 ENGINE = EngineConfig(
     slots=2, context=64, prompts=0, prompt_context=1, decode_steps=4, extend_lengths=(32,), position_buckets=(64,)

@@ -29,7 +29,7 @@ from jaxrl.runtime.session import Session
 from jaxrl.runtime.weights import FROZEN, Policy, Weights, snapshot
 from jaxrl.types import Datum
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_to_compile")]
+pytestmark = pytest.mark.slow
 
 CONFIG = EngineConfig(
     slots=6,

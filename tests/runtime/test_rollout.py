@@ -25,8 +25,6 @@ from jaxrl.runtime.strategy import MinViableGroup, RetryOnFailure
 from jaxrl.tools import ToolFault
 from jaxrl.types import StopReason, TrajectoryGroup
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
-
 PLAN = RolloutPlan((0, "train", 0), Limits(6))
 PLACES = ["make_envs", "initial_observation", "step", "close", "compute_group_rewards", "cleanup"]
 
