@@ -97,7 +97,7 @@ def small(model: str, log_path: Path, **changes: Any) -> Config:
         "max_steps": 4,
         "learning_rate": 1e-2,
         "optimizer": OptimizerConfig(schedule="cosine", warmup_steps=1),
-        "lora": LoraConfig(rank=2, alpha=4.0),
+        "lora": LoraConfig(rank=2, alpha=4.0, targets=("q_proj", "down_proj")),
         "max_tokens": 8,
         "max_turns": 3,
         "eval_every": 2,

@@ -240,7 +240,7 @@ def smollm2() -> Path:
 
 @pytest.mark.full
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
-def test_smollm2_equals_transformers(smollm2: Path) -> None:
+def test_smollm2_equals_transformers(smollm2: Path, fully_optimized: None) -> None:
     import torch
     from transformers import AutoModelForCausalLM
 

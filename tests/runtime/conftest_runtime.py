@@ -16,7 +16,7 @@ from jaxrl.models.lora import LoraConfig, lora_specs
 from jaxrl.runtime.engine import Weights
 
 VOCAB = 300
-LORA = LoraConfig(rank=4, alpha=8.0)
+LORA = LoraConfig(rank=4, alpha=8.0, targets=("q_proj", "v_proj", "down_proj"))
 MODEL = ModelConfig(
     vocab_size=VOCAB, width=64, ff_width=96, layers=2, heads=4, kv_heads=2, head_width=16, max_positions=512
 )

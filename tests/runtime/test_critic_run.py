@@ -32,7 +32,7 @@ from jaxrl.types import Datum, Sample, StopReason, Trajectory, TrajectoryGroup, 
 pytestmark = pytest.mark.slow
 
 FIT = CriticFit(0.03, 16)
-LORA = LoraConfig(rank=2, alpha=4.0)
+LORA = LoraConfig(rank=2, alpha=4.0, targets=("q_proj", "down_proj"))
 CRITIC = Teaching("critic", knobs={"gamma": 0.9, "lam": 0.5})
 
 
