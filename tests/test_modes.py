@@ -25,6 +25,7 @@ from jaxrl.algo.optimizer import OptimizerConfig
 from jaxrl.algo.shaping import Shaping, SoftOverlong
 from jaxrl.env import EnvironmentFault, MessageStepResult
 from jaxrl.models import forward
+from jaxrl.models.lora import LoraConfig
 from jaxrl.runtime.checkpoint import Checkpointer
 from jaxrl.runtime.engine import Engine, EngineConfig, Weights
 from jaxrl.runtime.log import MetricsLog, read_metrics
@@ -69,6 +70,9 @@ def make_flat(task: Task) -> Flat:
 
 FLAT = {"batch_size": 4, "val_tasks": (), "env_factory": make_flat, "rules": TurnRules(failed_parse_reward=0.0)}
 
+ADAPTED = LoraConfig(rank=2, alpha=4.0)
+"""With it the members of every group differ in reward, throughout these runs."""
+
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
@@ -78,7 +82,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 def in_turn(model: str, path: Path, **changes: Any) -> Path:
     """A run of four steps of four groups, all recorded, two checkpoints, no evaluation."""
     data = {**FLAT, **changes.pop("data", {})}
-    settings = {"optimizer": SMOOTH, "num_groups_to_log": 100, "data": data, **changes}
+    settings = {"optimizer": SMOOTH, "lora": ADAPTED, "num_groups_to_log": 100, "data": data, **changes}
     return main(small(model, path, **settings))
 
 
@@ -264,7 +268,8 @@ class Gated(Late):
     async def step(self, message: Message) -> MessageStepResult:
         result = await super().step(message)
         if self._waits and not result.terminated:
-            await self._published.changed.wait()
+            with trio.fail_after(60):  # a step in which every group agrees publishes nothing
+                await self._published.changed.wait()
         return result
 
 
@@ -280,6 +285,7 @@ def asynchronous(
 ) -> Path:
     settings = {
         "max_steps": STEPS,
+        "lora": ADAPTED,
         "num_groups_to_log": 100,
         "off_policy": AsyncConfig(ahead, GROUPS, in_flight),
         "engine": EngineConfig(**{**vars(small("", Path()).engine), "on_publish": on_publish}),
@@ -491,7 +497,8 @@ EXECUTORS: dict[str, Callable[[], Executor]] = {
 def test_groups_of_an_executor_are_those_played_here(
     where: str, reached: dict[str, Any], finished: dict[str, Path], model: str, tmp_path: Path
 ) -> None:
-    config = small(model, tmp_path / "run", max_steps=1, optimizer=SMOOTH, num_groups_to_log=100, data=FLAT)
+    shared = {"optimizer": SMOOTH, "lora": ADAPTED, "num_groups_to_log": 100}
+    config = small(model, tmp_path / "run", max_steps=1, data=FLAT, **shared)
     with EXECUTORS[where]() as executor:
         run = main(config, rollout_executor=executor, **reached)
     assert records(run, 0) == records(finished["in turn"], 0)

@@ -468,7 +468,7 @@ def defaults(tmp_path: Path, model: str = "tiny") -> dict[str, Any]:
 def test_defaults_are_overridden_whole_or_field_by_field(tmp_path: Path) -> None:
     given = ["lora.rank=7", "optimizer.schedule=linear", "packing=None", "learning_rate=0.5", "max_steps=3"]
     config = parse([*given, "loss_fn=ppo", "loss_fn_config.clip_low_threshold=0.7"], **defaults(tmp_path))
-    assert config.lora == LoraConfig(rank=7, alpha=4.0)
+    assert config.lora == LoraConfig(rank=7, alpha=4.0, targets=("q_proj", "down_proj"))
     assert config.optimizer == OptimizerConfig(schedule="linear", warmup_steps=1)
     assert (config.packing, config.learning_rate, config.max_steps) == (None, 0.5, 3)
     assert config.loss_fn_config == {"clip_low_threshold": 0.7}
