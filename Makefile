@@ -21,6 +21,8 @@ PY := .venv/bin/python
 PY_FULL := .venv-full/bin/python
 # A file's fixtures are made once; by name, since files with few tests, which would come last, are whole runs.
 SPREAD := -n $(JOBS) --maxprocesses=8 --dist loadfile --no-loadscope-reorder
+# Whatever the shell says: without bytecode every process compiles what it imports, ten seconds of JAX and transformers.
+unexport PYTHONDONTWRITEBYTECODE
 PIP_FLAGS := --quiet --disable-pip-version-check --no-compile  # only what is imported gets compiled, when it is
 
 .PHONY: help quickstart test test-all lint format clean
