@@ -20,6 +20,8 @@ from jaxrl.runtime.mcp import mcp_tools
 from jaxrl.tools import CallReport, Tool, ToolFault, report_calls, tool, tool_table
 from jaxrl.types import Message, ToolCall
 
+pytestmark = pytest.mark.slow
+
 SERVER = [sys.executable, str(Path(__file__).parent / "mcp_server.py")]
 
 

@@ -12,6 +12,8 @@ import trio
 from benchmarks.rollouts import Size, StubSampler, play_round
 from jaxrl.types import StopReason, TrajectoryGroup
 
+pytestmark = pytest.mark.slow
+
 SMALL = Size(groups=25, members=8)
 
 
