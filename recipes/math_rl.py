@@ -1,4 +1,4 @@
-"""Mathematics with one answer a question: a tiny model learns to add, a pretrained one what your file asks.
+"""Mathematics with one answer a question: a tiny model learns sums by heart, a pretrained one what your file asks.
 
     python -m recipes.math_rl                         a tiny model, built in place, learns one-digit sums by heart
     python -m recipes.math_rl dataset_builder.test_on=held_out           ... and is asked those it never saw

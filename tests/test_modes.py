@@ -73,6 +73,8 @@ FLAT = {"batch_size": 4, "val_tasks": (), "env_factory": make_flat, "rules": Tur
 ADAPTED = LoraConfig(rank=2, alpha=4.0)
 """With it the members of every group differ in reward, throughout these runs."""
 
+IN_TURN: dict[str, Any] = {"optimizer": SMOOTH, "lora": ADAPTED, "num_groups_to_log": 100}
+
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
@@ -82,8 +84,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 def in_turn(model: str, path: Path, **changes: Any) -> Path:
     """A run of four steps of four groups, all recorded, two checkpoints, no evaluation."""
     data = {**FLAT, **changes.pop("data", {})}
-    settings = {"optimizer": SMOOTH, "lora": ADAPTED, "num_groups_to_log": 100, "data": data, **changes}
-    return main(small(model, path, **settings))
+    return main(small(model, path, **{**IN_TURN, "data": data, **changes}))
 
 
 STREAMING = {"stream_minibatch": StreamMinibatchConfig(2)}
@@ -497,8 +498,7 @@ EXECUTORS: dict[str, Callable[[], Executor]] = {
 def test_groups_of_an_executor_are_those_played_here(
     where: str, reached: dict[str, Any], finished: dict[str, Path], model: str, tmp_path: Path
 ) -> None:
-    shared = {"optimizer": SMOOTH, "lora": ADAPTED, "num_groups_to_log": 100}
-    config = small(model, tmp_path / "run", max_steps=1, data=FLAT, **shared)
+    config = small(model, tmp_path / "run", max_steps=1, data=FLAT, **IN_TURN)
     with EXECUTORS[where]() as executor:
         run = main(config, rollout_executor=executor, **reached)
     assert records(run, 0) == records(finished["in turn"], 0)

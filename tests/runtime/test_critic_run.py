@@ -315,7 +315,7 @@ def timeless(run: Path) -> list[dict[str, Any]]:
 
 
 def test_I10_a_run_with_a_critic_is_killed_and_resumed(
-    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fully_optimized: None, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     straight = with_critic(model, tmp_path / "straight")
     assert [m["data/groups_trained"] for m in timeless(straight)] == [4.0] * 4
