@@ -6,7 +6,7 @@
 #   make lint          formatting, lint, types
 #
 # Two virtual environments, on purpose: `.venv` is what a user has, without torch, so `make test` proves that none is
-# needed; `.venv-full` adds torch, peft and mistral-common, which serve only as references, and packages of extras.
+# needed; `.venv-full` sees it and adds torch, peft and mistral-common, which serve only as references, and extras.
 
 PYTHON ?= python3
 TORCH_SPEC ?= torch==2.13.0
@@ -23,6 +23,7 @@ PY_FULL := .venv-full/bin/python
 SPREAD := -n $(JOBS) --maxprocesses=8 --dist loadfile --no-loadscope-reorder
 # Whatever the shell says: without bytecode every process compiles what it imports, ten seconds of JAX and transformers.
 unexport PYTHONDONTWRITEBYTECODE
+SITE := import sysconfig; print(sysconfig.get_path("purelib"))
 PIP_FLAGS := --quiet --disable-pip-version-check --no-compile  # only what is imported gets compiled, when it is
 
 .PHONY: help quickstart test test-all lint format clean
@@ -38,8 +39,7 @@ test: .venv/installed
 	$(PY) -m pytest -m "not full and not slow" $(SPREAD) $(PYTEST_ARGS)
 
 test-all: test .venv-full/installed .cache/fetched
-	$(PY) -m pytest -m "slow and not full" $(SPREAD) $(PYTEST_ARGS)
-	$(PY_FULL) -m pytest -m full $(SPREAD) $(PYTEST_ARGS)
+	$(PY_FULL) -m pytest -m "full or slow" $(SPREAD) $(PYTEST_ARGS)
 
 lint: .venv/installed
 	$(PY) -m ruff format --check .
@@ -60,10 +60,12 @@ clean:
 	$(PY) -m pip install $(PIP_FLAGS) -e '.[dev]'
 	@touch $@
 
-.venv-full/installed: pyproject.toml
+# What is in .venv is not installed again: a .pth file adds it to the path, where pip finds it too.
+.venv-full/installed: .venv/installed
 	$(call make_venv,.venv-full)
+	echo "import site; site.addsitedir('$$($(PY) -c '$(SITE)')')" >"$$($(PY_FULL) -c '$(SITE)')/venv.pth"
 	$(PY_FULL) -m pip install $(PIP_FLAGS) $(TORCH_SPEC)
-	$(PY_FULL) -m pip install $(PIP_FLAGS) -e '.[dev,reasoning-gym,textarena]' peft mistral-common==1.13.1
+	$(PY_FULL) -m pip install $(PIP_FLAGS) 'jaxrl[reasoning-gym,textarena]' peft mistral-common==1.13.1
 	@touch $@
 
 .cache/fetched: tests/fetch_real.py | .venv/installed
