@@ -246,9 +246,15 @@ class Engine:
                     self._evict()
 
     def _admissible(self) -> list[Lane]:
+        """Who runs in a tick: those with a slot, and as many of the others as there are slots for.
+
+        A group that has begun comes before one that has not: its members may wait for each other, as seats do.
+        """
         waiting = [s for s in self._lanes if s.request is not None and not s.request.done.is_set()]
         holding = [s for s in waiting if s.slot is not None]
-        queued = sorted((s for s in waiting if s.slot is None), key=lambda s: (_since(s), s.seed))
+        begun = {s.group for s in self._lanes if s.slot is not None} - {None}
+        order = lambda s: (s.group not in begun, _since(s), s.seed)  # noqa: E731
+        queued = sorted((s for s in waiting if s.slot is None), key=order)
         return sorted(holding, key=lambda s: s.slot or 0) + queued[: len(self._free_slots)]
 
     def _starved(self) -> bool:
@@ -256,13 +262,14 @@ class Engine:
         return not self._free_slots and any(s.request is not None and s.slot is None for s in self._lanes)
 
     def _evict(self) -> None:
-        """Take the slot of the idle episode that is cheapest to prefill again, which it is at its next turn.
+        """Take the slots of the idle episodes that are cheapest to prefill again, which they are at their next turn.
 
         Without this, episodes that wait for an opponent in the same engine could hold every slot the opponent needs.
+        Half of them are enough for all to go on, and as games end their slots pass to others without another stall.
         """
-        idle = [s for s in self._lanes if s.slot is not None and s.request is None]
-        if idle:
-            lane = min(idle, key=lambda s: (len(s.tokens), s.seed))
+        idle = sorted((s for s in self._lanes if s.slot is not None and s.request is None), key=_size)
+        waiting = sum(s.request is not None and s.slot is None for s in self._lanes)
+        for lane in idle[: min(waiting, (len(idle) + 1) // 2)]:
             self._release(lane)
             lane.keep(0)
 
@@ -383,6 +390,10 @@ def _draw(lane: Lane, request: Request, steps: int) -> Draw:
     seed = (lane.seed >> 32 & 0xFFFFFFFF, lane.seed & 0xFFFFFFFF)
     budget = min(request.remaining, steps)
     return Draw(lane.tokens[-1], budget, seed, lane.drawn, request.temperature, request.stop_ids)
+
+
+def _size(lane: Lane) -> tuple[int, int]:
+    return len(lane.tokens), lane.seed
 
 
 def _since(lane: Lane) -> int:

@@ -397,3 +397,28 @@ async def test_I9_episodes_that_wait_for_an_opponent_here_do_not_keep_the_slot_i
                 nursery.start_soon(one, seed)
         assert together == alone
         assert engine.slots_in_use == 0
+
+
+async def test_games_for_more_seats_than_slots_stall_a_few_times_and_not_at_every_move(
+    policy: SmallPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sixteen games of two seats on eight slots: first half the games that began go on, then one after another ends."""
+    games, moves, stalls = 16, 6, []
+    evict = Engine._evict
+    monkeypatch.setattr(Engine, "_evict", lambda engine: (stalls.append(engine.slots_in_use), evict(engine))[1])
+
+    async def game(engine: Engine, number: int) -> None:
+        opened = [engine.session(group=number, seed=2 * number + seat) for seat in range(2)]
+        async with opened[0] as first, opened[1] as second:
+            for move in range(moves):
+                await (first, second)[move % 2].sample([1 + number, 2 + move, 3, 4], max_tokens=2)
+
+    with trio.fail_after(60):
+        async with serve(policy, replace(CONFIG, prompts=0)) as engine:
+            async with trio.open_nursery() as nursery:
+                for number in range(games):
+                    nursery.start_soon(game, engine, number)
+            prefilled = engine.stats.prefill_tokens
+    assert 1 <= len(stalls) <= 4
+    assert set(stalls) == {CONFIG.slots}
+    assert prefilled <= 1.25 * games * moves * 4
