@@ -26,7 +26,7 @@ MEASURES = {
     "shorter_answers": "test/env/all/reward/total",
     "terminal_rl": "test/env/all/reward/total",
     "text_arena": "test/env/all/success",
-    "tictactoe_selfplay": "test/env/all/success",
+    "tictactoe_selfplay": "test/env/random/success",
     "twenty_questions": "test/env/all/success",
 }
 """The evaluated number of each recipe."""
@@ -36,6 +36,7 @@ ARGUMENTS = {
     "search_qa": f"""model_name={SMOLLM2} warm_start.steps=6 warm_start.batch_size=4 warm_start.learning_rate=2e-4
         max_steps=15 eval_every=5 learning_rate=3e-4 lora.alpha=32 max_tokens=48 engine.context=192
         engine.position_buckets=192 engine.extend_lengths=64 packing.widths=192""",
+    "tictactoe_selfplay": "dataset_builder.test_games=128",
 }
 """What differs from a recipe's defaults."""
 
@@ -79,7 +80,8 @@ def row(recipe: str) -> str:
     steps = [json.loads(line) for line in (OUT / f"{recipe}.jsonl").read_text().splitlines()]
     kept = json.loads((OUT / f"{recipe}.json").read_text())
     seen = [m[MEASURES[recipe]] for m in steps if MEASURES[recipe] in m]
-    measure, tasks = MEASURES[recipe].removeprefix("test/env/all/"), steps[0]["test/env/all/total_episodes"]
+    tag, measure = MEASURES[recipe].removeprefix("test/env/").split("/", 1)
+    tasks = steps[0][f"test/env/{tag}/total_episodes"]
     later = ", ".join(f"{value:.3f}" for value in seen[1:])
     return (
         f"| [{recipe}]({recipe}.png) | {measure} | {tasks:.0f} | {seen[0]:.3f} | {later} | {len(steps)} | "

@@ -60,7 +60,7 @@ class Games(RLDatasetBuilder):
     past_max_tokens: int = 4
     batch_size: int = 32
     group_size: int = 8
-    steps: int = 100
+    steps: int = 150
     test_games: int = 32
     seed: int = 0
 
@@ -152,10 +152,13 @@ class PoorPlayer(Demonstrator):
 DEFAULTS = {
     "dataset_builder": Games(),
     "model_name": "tiny",
-    "warm_start": WarmStart(PoorPlayer(), steps=60, batch_size=8, learning_rate=1e-3),
+    # long enough to know which cells are free: before that a game is lost by bad moves, whatever the good ones were
+    "warm_start": WarmStart(PoorPlayer(), steps=200, batch_size=8, learning_rate=1e-3),
     "log_path": "runs/tictactoe_selfplay",
     "loss_fn_config.advantage": "moving_baseline",
-    "learning_rate": 1e-3,
+    "loss_fn_config.entropy": "fixed",
+    "loss_fn_config.entropy_coef": 0.02,
+    "learning_rate": 2e-4,
     "lora": LoraConfig(rank=16, alpha=16.0),
     "optimizer": OptimizerConfig(max_grad_norm=100.0),
     "max_tokens": 4,
