@@ -15,6 +15,7 @@ import pytest
 import trio
 import trio.testing
 from jaxtyping import install_import_hook
+from xdist.scheduler import LoadFileScheduling
 
 pytest_plugins = ["compiling"]  # imported after this file
 
@@ -37,6 +38,18 @@ install_import_hook(["jaxrl.models", "jaxrl.algo"], "beartype.beartype")
 hypothesis.settings.register_profile("usual", deadline=None, derandomize=True, max_examples=25)
 hypothesis.settings.register_profile("thorough", deadline=None, max_examples=500)
 hypothesis.settings.load_profile("usual")  # pytest --hypothesis-profile=thorough takes the other
+
+
+class ByFile(LoadFileScheduling):
+    """A worker takes a file at a time; tests/chat as if it were one, since its files share ten real tokenizers."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = super()._split_scope(nodeid)
+        return "tests/chat" if file.startswith("tests/chat/") else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile | None:
+    return ByFile(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 @pytest.fixture
