@@ -8,9 +8,10 @@
     python -m recipes.text_arena model_name=<model> warm_start=None dataset_builder.game=KuhnPoker-v0 packing=None \\
         dataset_builder.board_only=False dataset_builder.squeeze=False max_tokens=64 max_turns=40 engine.context=4096
 
-The seats, the opponents and what becomes of bad moves are those of recipes/tictactoe_selfplay.py; the games come from
-the package, as envs/text_arena makes rules of them. Held-out games are against a random player, from both seats. The
-tiny model sees bare boards only; a pretrained one needs the prompt and the list of moves: see the last line above.
+The seats, the opponents, what becomes of bad moves and the settings are those of recipes/tictactoe_selfplay.py; the
+games come from the package, as envs/text_arena makes rules of them. Held-out games are against a random player, from
+both seats. The tiny model sees bare boards only; a pretrained one needs the prompt and the list of moves: see the last
+line above.
 """
 
 import sys
@@ -21,15 +22,12 @@ from typing import Literal
 import numpy as np
 
 from envs import games, text_arena
-from jaxrl.algo.optimizer import OptimizerConfig
 from jaxrl.chat.renderer import Renderer
 from jaxrl.env import GroupDataset, RLDataset, RLDatasetBuilder
-from jaxrl.models.lora import LoraConfig
-from jaxrl.runtime.engine import EngineConfig
-from jaxrl.runtime.learner import Packing
 from jaxrl.runtime.message_env import EnvFromMessageEnv, TurnRules
 from jaxrl.runtime.warm_start import Demonstration, Demonstrator, WarmStart, check_alike
 from jaxrl.train import Config, main, one_line_errors, parse
+from recipes.tictactoe_selfplay import DEFAULTS as SELF_PLAY
 from recipes.tictactoe_selfplay import check_opponent, check_past, duels, past_sides, tables
 
 
@@ -43,8 +41,8 @@ class TextArena(RLDatasetBuilder):
     """`batch_size` games a step against oneself; or as many groups of `group_size` games against somebody else.
 
     game: a registered name without the suffix of a wrapper. starts: how many seeds it starts from. board_only: show no
-    prompt; squeeze: show neither what pads a board nor lists of moves. opponent: self, random, or past, which takes
-    turns among the `past` policies, named as in frozen_policies, where "current" is the one in training.
+    prompt; squeeze: show no titles, no lists of moves, no padding of a board. opponent: self, random, or past, which
+    takes turns among the `past` policies, named as in frozen_policies, where "current" is the one in training.
     past_max_tokens: of their turns. test_games: held-out games against a random player.
     """
 
@@ -55,9 +53,9 @@ class TextArena(RLDatasetBuilder):
     opponent: Literal["self", "random", "past"] = "self"
     past: tuple[str, ...] = ()
     past_max_tokens: int = 4
-    batch_size: int = 16
+    batch_size: int = 32
     group_size: int = 8
-    steps: int = 100
+    steps: int = 150
     test_games: int = 32
     seed: int = 0
 
@@ -112,29 +110,10 @@ class RandomPlayer(Demonstrator):
 
 
 DEFAULTS = {
+    **SELF_PLAY,
     "dataset_builder": TextArena(),
-    "model_name": "tiny",
-    "warm_start": WarmStart(RandomPlayer(), steps=50, batch_size=8, learning_rate=1e-3),
+    "warm_start": WarmStart(RandomPlayer(), steps=200, batch_size=8, learning_rate=1e-3),
     "log_path": "runs/text_arena",
-    "loss_fn_config.advantage": "moving_baseline",
-    "learning_rate": 5e-4,
-    "lora": LoraConfig(rank=16, alpha=16.0),
-    "optimizer": OptimizerConfig(max_grad_norm=100.0),
-    "max_tokens": 4,
-    "max_turns": 10,
-    "eval_every": 25,
-    "engine": EngineConfig(
-        slots=32,
-        context=352,
-        prompts=0,
-        prompt_context=1,
-        decode_steps=4,
-        extend_lengths=(56, 96),
-        row_buckets=(16,),  # of two seats one is to move
-        position_buckets=(352,),
-    ),
-    "packing": Packing(widths=(352,), rows=2),
-    "remat": False,
 }
 
 

@@ -24,7 +24,7 @@ LONGEST = 40
 
 _BRACKETED = re.compile(r"\[([^\[\]]*)\]")
 _RULER = re.compile(r"[-+=|_ ]+")
-_LIST = re.compile(r"[A-Za-z ]+: *'?\[.*")
+_LIST_OR_TITLE = re.compile(r"[A-Za-z ]+:(?: *'?\[.*)?")
 _AROUND_BARS = re.compile(r" *\| *")
 
 
@@ -33,8 +33,8 @@ class Game:
     """Which game, and how it is shown.
 
     starts: how many seeds it may start from; those of a game without chance are all alike. board_only: shows no
-    prompt, for players who were shown games before. squeeze: takes out blank lines, rulers, what pads a board, and
-    lists of moves.
+    prompt, for players who were shown games before. squeeze: takes out blank lines, rulers, titles, what pads a
+    board, and lists of moves.
     """
 
     name: str
@@ -138,7 +138,7 @@ def _text(game: Game, shown: Shown) -> str:
     lines = [line.rstrip() for line in shown.text.strip("\n").splitlines()]
     if not game.squeeze:
         return "\n".join(lines)
-    kept = [line for line in lines if line and not _RULER.fullmatch(line) and not _LIST.fullmatch(line)]
+    kept = [line for line in lines if line and not _RULER.fullmatch(line) and not _LIST_OR_TITLE.fullmatch(line)]
     return "\n".join(_AROUND_BARS.sub("|", line).strip() for line in kept)
 
 
