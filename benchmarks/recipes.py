@@ -36,6 +36,8 @@ ARGUMENTS = {
     "search_qa": f"""model_name={SMOLLM2} warm_start.steps=6 warm_start.batch_size=4 warm_start.learning_rate=2e-4
         max_steps=15 eval_every=5 learning_rate=3e-4 lora.alpha=32 max_tokens=48 engine.context=192
         engine.position_buckets=192 engine.extend_lengths=64 packing.widths=192""",
+    "terminal_rl": "dataset_builder.test_tasks=24",
+    "text_arena": "dataset_builder.test_games=128",
     "tictactoe_selfplay": "dataset_builder.test_games=128",
 }
 """What differs from a recipe's defaults."""
