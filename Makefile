@@ -66,7 +66,7 @@ clean:
 	$(call make_venv,.venv-full)
 	echo "import site; site.addsitedir('$$($(PY) -c '$(SITE)')')" >"$$($(PY_FULL) -c '$(SITE)')/venv.pth"
 	$(PY_FULL) -m pip install $(PIP_FLAGS) $(TORCH_SPEC)
-	$(PY_FULL) -m pip install $(PIP_FLAGS) 'jaxrl[reasoning-gym,textarena]' peft mistral-common==1.13.1
+	$(PY_FULL) -m pip install $(PIP_FLAGS) 'jaxrl[chroma,reasoning-gym,textarena]' peft mistral-common==1.13.1
 	@touch $@
 
 .cache/fetched: tests/fetch_real.py | .venv/installed
