@@ -54,8 +54,9 @@ time; RL begins where the warm start ends.
 - search_qa is SmolLM2-135M-Instruct, asked about countries of which it saw none in training; the tiny model cannot copy
   a name. Its warm start is 24 demonstrations, six in ten of which search for the wrong thing; the machine had other
   work. The command is in `ARGUMENTS` of benchmarks/recipes.py.
-- terminal_rl and tictactoe_selfplay have few held-out tasks for what they show, and go to and fro. What text_arena
-  gains is less than the error of its 32 games.
+- tictactoe_selfplay and text_arena train against themselves; what is measured is games against a player at random,
+  which training never meets, from both seats, a draw counting half. The games are more than the recipes' default
+  (`ARGUMENTS`), and so are terminal_rl's tasks, so that a rise can be told from luck.
 
 | recipe | measure | tasks | before RL | later | steps | minutes | cores | date |
 |---|---|---|---|---|---|---|---|---|
