@@ -61,10 +61,12 @@ clean:
 	$(PY) -m pip install $(PIP_FLAGS) -e '.[dev]'
 	@touch $@
 
-# What is in .venv is not installed again: a .pth file adds it to the path, where pip finds it too.
+# What is in .venv is not installed again: a .pth file adds it to the path, where pip finds it too. It is asked for jaxrl
+# first, lest it look for extras of a stranger of that name in the index.
 .venv-full/installed: .venv/installed
 	$(call make_venv,.venv-full)
 	echo "import site; site.addsitedir('$$($(PY) -c '$(SITE)')')" >"$$($(PY_FULL) -c '$(SITE)')/venv.pth"
+	$(PY_FULL) -m pip show --quiet jaxrl
 	$(PY_FULL) -m pip install $(PIP_FLAGS) $(TORCH_SPEC)
 	$(PY_FULL) -m pip install $(PIP_FLAGS) 'jaxrl[chroma,reasoning-gym,textarena]' peft mistral-common==1.13.1
 	@touch $@
