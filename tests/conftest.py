@@ -4,6 +4,7 @@ Everything here must happen before `jaxrl` is imported, which pytest does when i
 """
 
 import functools
+import gc
 import inspect
 import os
 from pathlib import Path
@@ -50,6 +51,13 @@ class ByFile(LoadFileScheduling):
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile | None:
     return ByFile(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
+def pytest_collection_finish() -> None:
+    """What is imported stays: Python need not look through it again and again, which took a tenth of the time."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
 
 
 @pytest.fixture
