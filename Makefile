@@ -12,7 +12,6 @@ PYTHON ?= python3
 TORCH_SPEC ?= torch==2.13.0
 ARGS ?=
 JOBS ?= $(shell nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
-SLOW_JOBS ?= $(shell expr $(JOBS) + 1)  # they wait for processes and clocks a sixth of the time
 PYTEST_ARGS ?=
 
 # On Linux plain `torch` may bring CUDA along; any pip arguments work, such as
@@ -22,7 +21,7 @@ PY := .venv/bin/python
 PY_FULL := .venv-full/bin/python
 # A file's fixtures are made once (tests/conftest.py says how files are handed out); by name, since files with few tests,
 # which would come last, are whole runs.
-SPREAD := --maxprocesses=8 --dist loadfile --no-loadscope-reorder
+SPREAD := -n $(JOBS) --maxprocesses=8 --dist loadfile --no-loadscope-reorder
 # Whatever the shell says: without bytecode every process compiles what it imports, ten seconds of JAX and transformers.
 unexport PYTHONDONTWRITEBYTECODE
 SITE := import sysconfig; print(sysconfig.get_path("purelib"))
@@ -38,10 +37,10 @@ quickstart: .venv/installed
 	$(PY) -m recipes.guess_number log_path=runs/quickstart behavior_if_log_dir_exists=delete $(ARGS)
 
 test: .venv/installed
-	$(PY) -m pytest -m "not full and not slow" -n $(JOBS) $(SPREAD) $(PYTEST_ARGS)
+	$(PY) -m pytest -m "not full and not slow" $(SPREAD) $(PYTEST_ARGS)
 
 test-all: test .venv-full/installed .cache/fetched
-	$(PY_FULL) -m pytest -m "full or slow" -n $(SLOW_JOBS) $(SPREAD) $(PYTEST_ARGS)
+	$(PY_FULL) -m pytest -m "full or slow" $(SPREAD) $(PYTEST_ARGS)
 
 lint: .venv/installed
 	$(PY) -m ruff format --check .
