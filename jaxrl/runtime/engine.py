@@ -250,16 +250,19 @@ class Engine:
 
         A group that has begun comes before one that has not: its members may wait for each other, as seats do.
         """
-        waiting = [s for s in self._lanes if s.request is not None and not s.request.done.is_set()]
+        waiting = self._waiting()
         holding = [s for s in waiting if s.slot is not None]
         begun = {s.group for s in self._lanes if s.slot is not None} - {None}
-        order = lambda s: (s.group not in begun, _since(s), s.seed)  # noqa: E731
-        queued = sorted((s for s in waiting if s.slot is None), key=order)
+        queued = [s for s in waiting if s.slot is None]
+        queued.sort(key=lambda s: (s.group not in begun, _since(s), s.seed))
         return sorted(holding, key=lambda s: s.slot or 0) + queued[: len(self._free_slots)]
+
+    def _waiting(self) -> list[Lane]:
+        return [s for s in self._lanes if s.request is not None and not s.request.done.is_set()]
 
     def _starved(self) -> bool:
         """Whether an episode waits for a slot while all slots belong to episodes that wait for something else."""
-        return not self._free_slots and any(s.request is not None and s.slot is None for s in self._lanes)
+        return not self._free_slots and any(s.slot is None for s in self._waiting())
 
     def _evict(self) -> None:
         """Take the slots of the idle episodes that are cheapest to prefill again, which they are at their next turn.
@@ -267,9 +270,10 @@ class Engine:
         Without this, episodes that wait for an opponent in the same engine could hold every slot the opponent needs.
         Half of them are enough for all to go on, and as games end their slots pass to others without another stall.
         """
-        idle = sorted((s for s in self._lanes if s.slot is not None and s.request is None), key=_size)
-        waiting = sum(s.request is not None and s.slot is None for s in self._lanes)
-        for lane in idle[: min(waiting, (len(idle) + 1) // 2)]:
+        idle = [s for s in self._lanes if s.slot is not None and s.request is None]
+        idle.sort(key=lambda s: (len(s.tokens), s.seed))
+        queued = sum(s.slot is None for s in self._waiting())
+        for lane in idle[: min(queued, (len(idle) + 1) // 2)]:
             self._release(lane)
             lane.keep(0)
 
@@ -390,10 +394,6 @@ def _draw(lane: Lane, request: Request, steps: int) -> Draw:
     seed = (lane.seed >> 32 & 0xFFFFFFFF, lane.seed & 0xFFFFFFFF)
     budget = min(request.remaining, steps)
     return Draw(lane.tokens[-1], budget, seed, lane.drawn, request.temperature, request.stop_ids)
-
-
-def _size(lane: Lane) -> tuple[int, int]:
-    return len(lane.tokens), lane.seed
 
 
 def _since(lane: Lane) -> int:

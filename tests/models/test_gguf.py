@@ -249,11 +249,10 @@ def test_smollm2_equals_transformers(smollm2: Path, fully_optimized: None) -> No
     ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
     theirs = AutoModelForCausalLM.from_pretrained(str(smollm2.parent), gguf_file=smollm2.name, dtype=torch.float32)
     with torch.no_grad():
-        single = theirs(torch.tensor([ids])).logits.numpy()
-        exact = theirs.double()(torch.tensor([ids])).logits.numpy()
+        exact = theirs.double()(torch.tensor([ids])).logits.numpy()  # in float32 it is as far from this as we are
     got = our_logits(model.config, model.params, np.array([ids]))
-    np.testing.assert_allclose(got, exact, atol=3e-4)  # logits reach 38, so that is 8e-6 of them
-    assert np.abs(got - exact).mean() < 1.5 * np.abs(single - exact).mean(), "as exact as float32 is"
+    np.testing.assert_allclose(got, exact, atol=2e-4, rtol=1e-5)  # logits reach 38
+    assert np.abs(got - exact).mean() < 2e-5
     assert tokenizer.decode(got[0, -1].argmax()).strip() == "The"
 
 

@@ -49,24 +49,25 @@ def test_I3_sampler_equals_trainer_on_smollm2(smollm2_gguf: str) -> None:
     question = renderer.open([Message("user", "Name a river.")])
     reply = renderer.extend([Message("user", "And one in Asia?")], after=())
 
-    async def two_turns(engine: Engine, temperature: float) -> Datum:
+    async def two_turns(engine: Engine, temperature: float) -> tuple[list[int], list[tuple[int, Sample]]]:
         async with engine.session(group=f"at {temperature}", seed=7) as session:
             drawn = []
             for given in (question, reply):
                 start = len(session.tokens) + len(given)
                 drawn.append((start, await session.sample(given, max_tokens=12, temperature=temperature)))
-            return _datum(list(session.tokens), drawn)
+            return list(session.tokens), drawn
 
-    async def sampled() -> dict[float, Datum]:
+    async def sampled() -> dict[float, tuple[list[int], list[tuple[int, Sample]]]]:
         weights = Weights(params, adapter)
         async with open_engine(model, weights, config=ENGINE, lora_scale=LORA.scale) as engine:
             return {temperature: await two_turns(engine, temperature) for temperature in (1.0, 0.7)}
 
-    for temperature, datum in trio.run(sampled).items():
+    for temperature, (tokens, drawn) in trio.run(sampled).items():
+        datum = _datum(tokens, drawn)
         batch = pack([datum], [datum.mask.astype(np.float32)], width=128, rows=1)
         trained_NBT = make_eval_logprobs(model, LORA, temperature=temperature)(adapter, params, batch)
         worst = np.abs(np.where(batch.mask, trained_NBT - batch.logp_sampler, 0.0)).max()
-        assert batch.mask.sum() == datum.mask.sum() >= 2, "of either turn"
+        assert batch.mask.sum() == sum(len(sample.tokens) for _, sample in drawn) >= 2
         assert worst <= 1e-4
 
 

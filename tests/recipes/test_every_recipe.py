@@ -49,11 +49,10 @@ ARGUMENTS = {
     # its defaults are for SmolLM2, whose tokens are longer than bytes
     "tool_use": """model_name=tiny max_tokens=8 engine.context=1024 engine.prompt_context=1024
         engine.extend_lengths=256 engine.position_buckets=1024 packing.widths=1024 packing.rows=2 engine.slots=4
-        engine.row_buckets=2 dataset_builder.batch_size=2 dataset_builder.group_size=2 dataset_builder.test_tasks=2""",
+        engine.row_buckets=2 dataset_builder.batch_size=2 dataset_builder.group_size=2 dataset_builder.test_tasks=4""",
     "search_qa": """dataset_builder.test_count=16 dataset_builder.cache={tmp}/index
         warm_start.demonstrator.cache={tmp}/index""",
-    "terminal_rl": """dataset_builder.test_tasks=2 dataset_builder.own_tasks={tmp}/tasks
-        warm_start.demonstrator.own_tasks={tmp}/tasks""",
+    "terminal_rl": "dataset_builder.own_tasks={tmp}/tasks warm_start.demonstrator.own_tasks={tmp}/tasks",
 }
 """What a recipe needs besides, where it may write, and held-out tasks for one batch of the engine."""
 

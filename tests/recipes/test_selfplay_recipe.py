@@ -28,7 +28,7 @@ def test_the_defaults_hold_together() -> None:
     assert max(config.packing.widths) >= config.engine.context - 1
     assert config.max_turns is not None
     assert config.max_turns >= 2 * 5, "five moves, and as many that were corrected"
-    assert config.loss_fn_config["advantage"] == "moving_baseline"
+    assert config.loss_fn_config == {"advantage": "moving_baseline", "entropy": "fixed", "entropy_coef": 0.02}
 
 
 def test_I14_in_self_play_a_group_is_one_game_and_its_members_are_the_seats() -> None:
