@@ -23,11 +23,11 @@ def _late(where: str) -> Callable[..., Any]:
     return lambda *args, **options: attrgetter(name)(importlib.import_module(module))(*args, **options)
 
 
-config_renderer = _late("jaxrl.train:config_renderer")
+config_renderer = _late("jaxrl.config:config_renderer")
 console = _late("rich.console:Console")
 episode_text = _late("jaxrl.runtime.view:episode_text")
 exit_code = _late("jaxrl.runtime.failure:exit_code")
-parse = _late("jaxrl.train:parse")
+parse = _late("jaxrl.config:parse")
 play_dataset = _late("jaxrl.runtime.play:play_dataset")
 policy_tokenizer = _late("jaxrl.runtime.policy:policy_tokenizer")
 read_records = _late("jaxrl.runtime.record:read_records")

@@ -26,13 +26,15 @@ from small_run import TASKS, make_late, small
 
 from jaxrl.chat.families import renderer_for
 from jaxrl.chat.tokenizer import byte_tokenizer
+from jaxrl.config import AsyncConfig, Config, describe, parse
 from jaxrl.env import EnvGroupBuilder, RLDataset
+from jaxrl.plan import sampling_of, steps_of
 from jaxrl.runtime.admission import Admission
 from jaxrl.runtime.endpoint import open_endpoint
 from jaxrl.runtime.episode import Limits
 from jaxrl.runtime.message_env import MessageEnvDataset, TurnRules
 from jaxrl.runtime.supply import Place, Stream, Supply
-from jaxrl.train import AsyncConfig, Config, TaskDatasets, _sampling, _steps, describe, parse
+from jaxrl.train import TaskDatasets
 from jaxrl.types import StopReason, Trajectory, TrajectoryGroup
 
 ROOT = Path(__file__).parent.parent
@@ -714,9 +716,9 @@ def test_the_configuration_is_looked_at_as_a_whole() -> None:
 
 @pytest.mark.parametrize("name", [f.name for f in dataclasses.fields(Limits)])
 def test_G03_every_limit_reaches_training_and_evaluation(name: str) -> None:
-    changed = _sampling(small("tiny", Path("run"), **{name: 5}))
+    changed = sampling_of(small("tiny", Path("run"), **{name: 5}))
     assert getattr(changed.limits, name) == getattr(changed.eval_limits, name) == 5
-    shorter = _sampling(small("tiny", Path("run"), val_max_turns=2))
+    shorter = sampling_of(small("tiny", Path("run"), val_max_turns=2))
     assert (shorter.limits.max_turns, shorter.eval_limits.max_turns) == (3, 2)
 
 
@@ -729,7 +731,7 @@ def test_G05_a_step_is_a_batch_of_groups(
 ) -> None:
     data = MessageEnvDataset(TASKS[:1] * tasks, make_late, RENDERER, batch, 8)
     off_policy = AsyncConfig(1, ahead) if ahead else None
-    assert _steps(small("tiny", Path("run"), max_steps=asked, off_policy=off_policy), data) == steps
+    assert steps_of(small("tiny", Path("run"), max_steps=asked, off_policy=off_policy), data) == steps
     groups = ahead or batch
     assert groups * (steps - 1) < sum(len(data.get_batch(i)) for i in range(len(data)))
 

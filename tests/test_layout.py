@@ -9,7 +9,21 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-LAYERS = ("types", "env", "http", "seats", "tools", "models", "chat", "algo", "runtime", "train", "cli")
+LAYERS = (
+    "types",
+    "env",
+    "http",
+    "seats",
+    "tools",
+    "models",
+    "chat",
+    "algo",
+    "runtime",
+    "config",
+    "plan",
+    "train",
+    "cli",
+)
 PURE = ("models", "chat", "algo")
 EFFECTS = frozenset(
     [

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import chz
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
@@ -24,9 +25,11 @@ from jaxrl.models.lora import LoraConfig
 from jaxrl.runtime.checkpoint import Checkpointer
 from jaxrl.runtime.engine import EngineConfig
 from jaxrl.runtime.failure import the_one
-from jaxrl.runtime.learner import Packing
+from jaxrl.runtime.lag import SamplerGap
+from jaxrl.runtime.learner import MeshShape, Packing
 from jaxrl.runtime.log import read_metrics
 from jaxrl.runtime.message_env import MessageEnvDataset, TurnRules
+from jaxrl.runtime.run_dir import FREE_KEYS
 from jaxrl.train import Config, StreamMinibatchConfig, describe, main, one_line_errors, parse, train_multi_turn
 from jaxrl.types import Message, StopReason, Task
 
@@ -381,10 +384,10 @@ LONG = (Task("word " * 30),)
         ({"max_sampled_tokens": -1}, "max_sampled_tokens=-1: expected at least 1"),
         ({"max_steps": 0}, "max_steps=0: expected at least 1"),
         ({"max_steps": 11}, "max_steps=11, but the training data has 10 batches"),
-        ({"eval_every": -1}, "eval_every=-1: expected 0 or more"),
-        ({"save_every": -1}, "save_every=-1: expected 0 or more"),
-        ({"num_groups_to_log": -1}, "num_groups_to_log=-1: expected 0 or more"),
-        ({"seed": -1}, "seed=-1: expected 0 or more"),
+        ({"eval_every": -1}, "eval_every=-1: expected at least 0"),
+        ({"save_every": -1}, "save_every=-1: expected at least 0"),
+        ({"num_groups_to_log": -1}, "num_groups_to_log=-1: expected at least 0"),
+        ({"seed": -1}, "seed=-1: expected at least 0"),
         ({"dtype": "float64"}, "dtype='float64': expected one of float32, bfloat16"),
         ({"learning_rate": float("nan")}, "learning_rate=nan"),
         ({"optimizer": OptimizerConfig(learning_rate=0.5)}, "optimizer.learning_rate=0.5 has no effect"),
@@ -397,6 +400,8 @@ LONG = (Task("word " * 30),)
         ({"renderer_name": "template", "thinking": "keep"}, "have no effect on the renderer 'template'"),
         ({"engine": engine(context=512)}, "engine.context=512 exceeds the 256 positions"),
         ({"packing": Packing((16, 32), 4)}, r"packing.widths=\(16, 32\) has no row for an episode that fills"),
+        ({"packing": Packing((64,), 4), "mesh": MeshShape(data=3)}, "packing.rows=4 do not divide among mesh.data=3"),
+        ({"packing": Packing((64,), 64), "mesh": MeshShape(data=64)}, "data=64, fsdp=1, tensor=1 needs 64 devices"),
         ({"data": {"tasks": LONG}, "max_steps": 1}, "the prompt of the first task has 15. tokens.*engine.context=64"),
         ({"data": {"group_size": 1}}, "group_size=1: an episode is judged against the others"),
         ({"data": {"tasks": ()}}, "tasks is empty"),
@@ -413,6 +418,10 @@ def test_I12_a_wrong_configuration_is_refused_before_a_weight_is_read(
     assert not (tmp_path / "run").exists()
 
 
+def test_what_may_differ_between_a_run_and_its_continuation_are_options() -> None:
+    assert set(chz.chz_fields(Config)) >= FREE_KEYS
+
+
 @pytest.mark.usefixtures("unread")
 def test_a_directory_in_use_is_refused(finished: Path, model: str) -> None:
     for behavior in ("raise", "ask"):  # there is no terminal to ask on
@@ -421,11 +430,17 @@ def test_a_directory_in_use_is_refused(finished: Path, model: str) -> None:
     assert (finished / "metrics.jsonl").exists()
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [{"loss_fn": "nonsense"}, {"mesh": MeshShape(tensor=64)}, {"max_steps": 11}, {"sampler_gap": SamplerGap(9)}],
+)
 @pytest.mark.usefixtures("unread")
-def test_I12_what_is_wrong_is_found_before_a_directory_is_deleted(finished: Path, model: str) -> None:
+def test_I12_what_is_wrong_is_found_before_a_directory_is_deleted(
+    changes: dict[str, Any], finished: Path, model: str
+) -> None:
     before = sorted(finished.iterdir())
-    with pytest.raises(ValueError, match="loss_fn"):
-        main(small(model, finished, behavior_if_log_dir_exists="delete", loss_fn="nonsense"))
+    with pytest.raises(ValueError, match=next(iter(changes))):
+        main(small(model, finished, behavior_if_log_dir_exists="delete", **changes))
     assert sorted(finished.iterdir()) == before
 
 

@@ -31,9 +31,7 @@ FREE_KEYS = frozenset(
         "max_steps",
         "save_every",
         "eval_every",
-        "keep_checkpoints",
         "num_groups_to_log",
-        "eval_on_start",
     }
 )
 """Configuration keys that may differ between a run and its continuation: they change no trained number."""
