@@ -15,7 +15,7 @@ line above.
 """
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
@@ -25,7 +25,7 @@ from envs import games, text_arena
 from jaxrl.chat.renderer import Renderer
 from jaxrl.env import GroupDataset, RLDataset, RLDatasetBuilder
 from jaxrl.runtime.message_env import EnvFromMessageEnv, TurnRules
-from jaxrl.runtime.warm_start import Demonstration, Demonstrator, WarmStart, check_alike
+from jaxrl.runtime.warm_start import Demonstration, Demonstrator, check_alike
 from jaxrl.train import Config, main, one_line_errors, parse
 from recipes.tictactoe_selfplay import DEFAULTS as SELF_PLAY
 from recipes.tictactoe_selfplay import check_opponent, check_past, duels, past_sides, tables
@@ -112,7 +112,7 @@ class RandomPlayer(Demonstrator):
 DEFAULTS = {
     **SELF_PLAY,
     "dataset_builder": TextArena(),
-    "warm_start": WarmStart(RandomPlayer(), steps=200, batch_size=8, learning_rate=1e-3),
+    "warm_start": replace(SELF_PLAY["warm_start"], demonstrator=RandomPlayer()),
     "log_path": "runs/text_arena",
 }
 

@@ -194,10 +194,14 @@ class Ledger:
             assert late == [], f"group {group} was cleaned up under a live episode: {late}"
 
 
+def threads() -> set[threading.Thread]:
+    """Threads of this process. Not those of trio's pool, which come and, idle for a while, go by themselves."""
+    return {t for t in threading.enumerate() if not t.name.startswith("Trio thread")}
+
+
 def _holdings() -> dict[str, set[Any]]:
-    """Threads, child processes, open files and trio tasks of this process, but for idle threads that trio keeps."""
-    threads = {t for t in threading.enumerate() if not t.name.startswith("Trio thread")}
-    held: dict[str, set[Any]] = {"threads": threads}
+    """Threads, child processes, open files and trio tasks of this process."""
+    held: dict[str, set[Any]] = {"threads": threads()}
     if Path("/proc/self/fd").is_dir():  # Linux
         held["files"] = {(fd, file) for fd in os.listdir("/proc/self/fd") if (file := _target(fd)) is not None}
         held["processes"] = {

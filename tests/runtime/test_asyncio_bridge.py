@@ -12,6 +12,7 @@ from contextlib import suppress
 
 import pytest
 import trio
+from chaos import threads
 
 from jaxrl.env import EnvironmentFault, MessageEnv, MessageStepResult
 from jaxrl.runtime.asyncio_bridge import AsyncioMessageEnv, Bridge, asyncio_envs, current_bridge, open_asyncio
@@ -21,17 +22,16 @@ TASK = Task("count")
 
 
 def started_since(before: set[threading.Thread]) -> list[str]:
-    """Names of newer threads. Not those of trio's pool, which come and, idle for a while, go by themselves."""
-    names = [t.name for t in set(threading.enumerate()) - before]
-    return [name for name in names if not name.startswith("Trio thread")]
+    """Names of newer threads."""
+    return [t.name for t in threads() - before]
 
 
 @pytest.fixture(autouse=True)
 def _no_thread_is_left() -> Iterator[None]:
-    before = set(threading.enumerate())
+    before = threads()
     yield
     # asyncio before Python 3.12 reaps each child in a thread, which ends when the child has
-    for thread in [t for t in set(threading.enumerate()) - before if t.name.startswith("asyncio-waitpid")]:
+    for thread in [t for t in threads() - before if t.name.startswith("asyncio-waitpid")]:
         thread.join(5)
     assert started_since(before) == []
 
@@ -59,7 +59,7 @@ async def test_a_result_comes_back() -> None:
 
 
 async def test_the_thread_starts_at_the_first_call_and_ends_with_the_block() -> None:
-    before = set(threading.enumerate())
+    before = threads()
     async with open_asyncio() as bridge:
         await trio.lowlevel.checkpoint()
         assert not bridge.started
@@ -385,7 +385,7 @@ async def test_threads_of_the_default_executor_end_with_the_block() -> None:
     async def in_thread() -> int:
         return await asyncio.to_thread(threading.get_ident)
 
-    before = set(threading.enumerate())
+    before = threads()
     async with open_asyncio() as bridge:
         assert await bridge.run(in_thread) != threading.get_ident()
     assert started_since(before) == []
