@@ -16,8 +16,7 @@ from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX as QW
 
 from jaxrl.models.config import LinearScaling, Llama3Scaling, ModelConfig, RopeScaling, rope_frequencies
 from jaxrl.models.gguf_file import GgufFile, open_gguf, read_tensor
-from jaxrl.models.spec import layer_specs
-from jaxrl.models.weights import Source
+from jaxrl.models.weights import Names, Source
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 
@@ -28,22 +27,25 @@ _HONOURED = {
 }  # fmt: skip
 _INERT = {"vocab_size", "rope.scaling.original_context_length", "rope.scaling.finetuned", "expert_used_count"}
 
-_TOP_NAMES = {"embed": "token_embd.weight", "final_norm": "output_norm.weight", "lm_head": "output.weight"}
-_LAYER_NAMES = {
-    "input_norm": "attn_norm.weight",
-    "post_norm": "ffn_norm.weight",
-    "q_norm": "attn_q_norm.weight",
-    "k_norm": "attn_k_norm.weight",
-}
-_PROJECTIONS = {
-    "q_proj": "attn_q",
-    "k_proj": "attn_k",
-    "v_proj": "attn_v",
-    "o_proj": "attn_output",
-    "gate_proj": "ffn_gate",
-    "up_proj": "ffn_up",
-    "down_proj": "ffn_down",
-}
+_NAMES = Names(
+    top={"embed": "token_embd.weight", "final_norm": "output_norm.weight", "lm_head": "output.weight"},
+    layer="blk.{}.",
+    vectors={
+        "input_norm": "attn_norm.weight",
+        "post_norm": "ffn_norm.weight",
+        "q_norm": "attn_q_norm.weight",
+        "k_norm": "attn_k_norm.weight",
+    },
+    projections={
+        "q_proj": "attn_q",
+        "k_proj": "attn_k",
+        "v_proj": "attn_v",
+        "o_proj": "attn_output",
+        "gate_proj": "ffn_gate",
+        "up_proj": "ffn_up",
+        "down_proj": "ffn_down",
+    },
+)
 _ROPE_FACTORS = "rope_freqs.weight"
 
 _LLAMA3_SPLIT = (
@@ -65,12 +67,12 @@ def config_from_gguf(file: GgufFile) -> ModelConfig:
     if unknown:
         raise ValueError(f"the GGUF file has {arch} keys this package does not know: {unknown!r}")
     shapes = {name: tensor.shape for name, tensor in file.tensors.items()}
-    if _TOP_NAMES["embed"] not in shapes:
-        raise ValueError(f"the GGUF file lacks the tensor {_TOP_NAMES['embed']}; is it a vocabulary-only file?")
+    if _NAMES.top["embed"] not in shapes:
+        raise ValueError(f"the GGUF file lacks the tensor {_NAMES.top['embed']}; is it a vocabulary-only file?")
     width, heads = _whole(fields, "embedding_length"), _whole(fields, "attention.head_count")
     head_width = _head_width(fields, width // heads)
     config = ModelConfig(
-        vocab_size=shapes[_TOP_NAMES["embed"]][0],
+        vocab_size=shapes[_NAMES.top["embed"]][0],
         width=width,
         ff_width=_whole(fields, "feed_forward_length"),
         layers=_whole(fields, "block_count"),
@@ -81,7 +83,7 @@ def config_from_gguf(file: GgufFile) -> ModelConfig:
         rope_theta=float(fields.get("rope.freq_base", 10_000.0)),
         rope_scaling=_scaling(fields),
         norm_eps=_epsilon(fields),
-        tie_embeddings=_TOP_NAMES["lm_head"] not in shapes,
+        tie_embeddings=_NAMES.top["lm_head"] not in shapes,
         qkv_bias="blk.0.attn_q.bias" in shapes,
         out_bias="blk.0.attn_output.bias" in shapes,
         mlp_bias="blk.0.ffn_down.bias" in shapes,
@@ -143,21 +145,7 @@ def _with_rope_factors(config: ModelConfig, file: GgufFile) -> ModelConfig:
 
 def gguf_names(config: ModelConfig) -> dict[str, Any]:
     """The tree of `spec.param_specs(config)` with the name of each tensor in a GGUF file as leaf."""
-    names: dict[str, Any] = {"embed": _TOP_NAMES["embed"], "final_norm": _TOP_NAMES["final_norm"]}
-    names["layers"] = tuple(
-        {ours: f"blk.{i}.{_layer_name(ours)}" for ours in layer_specs(config)} for i in range(config.layers)
-    )
-    if not config.tie_embeddings:
-        names["lm_head"] = _TOP_NAMES["lm_head"]
-    return names
-
-
-def _layer_name(ours: str) -> str:
-    if ours in _LAYER_NAMES:
-        return _LAYER_NAMES[ours]
-    if ours in _PROJECTIONS:
-        return f"{_PROJECTIONS[ours]}.weight"
-    return f"{_PROJECTIONS[ours.removesuffix('_bias')]}.bias"
+    return _NAMES.tree(config)
 
 
 def gguf_source(file: GgufFile, config: ModelConfig) -> Source:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from jaxrl.models.config import LinearScaling, Llama3Scaling, ModelConfig, RopeScaling
-from jaxrl.models.spec import layer_specs
+from jaxrl.models.weights import Names
 
 FAMILIES = ("llama", "qwen2", "qwen3")
 
@@ -77,13 +77,6 @@ _ROPE_KEYS = {
     "llama3": {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"},
 }  # besides rope_type (or type), rope_theta and partial_rotary_factor
 
-_TOP_NAMES = {"embed": "model.embed_tokens.weight", "final_norm": "model.norm.weight", "lm_head": "lm_head.weight"}
-_LAYER_NAMES = {
-    "input_norm": "input_layernorm.weight",
-    "post_norm": "post_attention_layernorm.weight",
-    "q_norm": "self_attn.q_norm.weight",
-    "k_norm": "self_attn.k_norm.weight",
-}
 PROJECTIONS = {
     "q_proj": "self_attn.q_proj",
     "k_proj": "self_attn.k_proj",
@@ -96,23 +89,22 @@ PROJECTIONS = {
 """Our name of a projection and the module of a decoder layer that holds it."""
 
 
+_NAMES = Names(
+    top={"embed": "model.embed_tokens.weight", "final_norm": "model.norm.weight", "lm_head": "lm_head.weight"},
+    layer="model.layers.{}.",
+    vectors={
+        "input_norm": "input_layernorm.weight",
+        "post_norm": "post_attention_layernorm.weight",
+        "q_norm": "self_attn.q_norm.weight",
+        "k_norm": "self_attn.k_norm.weight",
+    },
+    projections=PROJECTIONS,
+)
+
+
 def hf_names(config: ModelConfig) -> dict[str, Any]:
     """The tree of `spec.param_specs(config)` with the name of each tensor in a Hugging Face checkpoint as leaf."""
-    names: dict[str, Any] = {"embed": _TOP_NAMES["embed"], "final_norm": _TOP_NAMES["final_norm"]}
-    names["layers"] = tuple(
-        {ours: f"model.layers.{i}.{_layer_name(ours)}" for ours in layer_specs(config)} for i in range(config.layers)
-    )
-    if not config.tie_embeddings:
-        names["lm_head"] = _TOP_NAMES["lm_head"]
-    return names
-
-
-def _layer_name(ours: str) -> str:
-    if ours in _LAYER_NAMES:
-        return _LAYER_NAMES[ours]
-    if ours in PROJECTIONS:
-        return f"{PROJECTIONS[ours]}.weight"
-    return f"{PROJECTIONS[ours.removesuffix('_bias')]}.bias"
+    return _NAMES.tree(config)
 
 
 def config_from_hf(raw: Mapping[str, Any]) -> ModelConfig:

@@ -4,7 +4,7 @@ A `Source` says what a file holds and reads one tensor; `assemble` does not know
 Checkpoints store matrices [out, in], our tree [in, out].
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from jaxrl.models.config import ModelConfig
-from jaxrl.models.spec import Params, ParamSpec, param_specs
+from jaxrl.models.spec import Params, ParamSpec, layer_specs, param_specs
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,34 @@ class Source:
     where: str
     shapes: dict[str, tuple[int, ...]]
     read: Callable[[str], np.ndarray]
+
+
+@dataclass(frozen=True)
+class Names:
+    """What a format calls our parameters: a row of its table each.
+
+    top: whole names, those outside of layers. layer: what the names in layer number {} begin with. vectors: the rest of
+    the name. projections: a module, whose matrix is its `weight` and whose `_bias` its `bias`.
+    """
+
+    top: Mapping[str, str]
+    layer: str
+    vectors: Mapping[str, str]
+    projections: Mapping[str, str]
+
+    def tree(self, config: ModelConfig) -> dict[str, Any]:
+        """The tree of `spec.param_specs(config)` with the name of each tensor as leaf."""
+        tops = self.top if not config.tie_embeddings else {k: v for k, v in self.top.items() if k != "lm_head"}
+        ours = [(name, self._in_layer(name)) for name in layer_specs(config)]
+        layers = tuple({name: self.layer.format(i) + theirs for name, theirs in ours} for i in range(config.layers))
+        return {**tops, "layers": layers}
+
+    def _in_layer(self, ours: str) -> str:
+        if ours in self.vectors:
+            return self.vectors[ours]
+        if ours in self.projections:
+            return f"{self.projections[ours]}.weight"
+        return f"{self.projections[ours.removesuffix('_bias')]}.bias"
 
 
 @dataclass(frozen=True)
