@@ -7,10 +7,7 @@ are its metrics, one file a seed; the table is printed and written to benchmarks
 and the machine.
 """
 
-import datetime
 import json
-import os
-import platform
 import shutil
 import subprocess
 import sys
@@ -22,6 +19,8 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+
+from benchmarks.machine import here_and_now
 
 OUT = Path(__file__).parent / "quickstart"
 NAME = "test/env/all/success"
@@ -72,13 +71,13 @@ def table(curves: dict[int, list[tuple[float, float]]], seconds: dict[int, float
     rows = [f"| {s} | {c[0][1]:.3f} | {c[-1][1]:.3f} | {seconds[s]:.0f} |" for s, c in curves.items()]
     first = sum(c[0][1] for c in curves.values()) / len(curves)
     last = sum(c[-1][1] for c in curves.values()) / len(curves)
-    today = datetime.datetime.now(datetime.UTC).date()
-    machine = f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores, Python {platform.python_version()}"
+    where = here_and_now()
     return "\n".join(
         [
             "# The quickstart, several seeds",
             "",
-            f"`python -m benchmarks.quickstart {' '.join(map(str, curves))}`, {today}, {machine}.",
+            f"`python -m benchmarks.quickstart {' '.join(map(str, curves))}`, {where['date']}, {where['machine']},",
+            f"{where['cores']} cores of {where['processor']}, Python {where['python']}.",
             "Success is the share of 128 held-out games won, sampled at temperature 1 before and after RL; seconds",
             "include the warm start and all compilation, and whatever else the machine was doing.",
             "",

@@ -3,20 +3,21 @@
     python -m benchmarks.recipes [recipe ...]        default: all of them; writes benchmarks/recipes/
 
 Each is the README's own command in a process of its own, on the tiny model, but for search_qa, which has SmolLM2
-(`python tests/fetch_real.py` fetches it) because the tiny one cannot copy a name. Kept are its metrics and its curve;
-the table in benchmarks/recipes/README.md has a row for every recipe that was ever run, with the date and the time it
-took.
+(`python tests/fetch_real.py` fetches it) because the tiny one cannot copy a name. Kept are its metrics; of them the
+curve of the number in the table is drawn. The table in benchmarks/recipes/README.md has a row for every recipe that was
+ever run, with the date and the time it took.
 """
 
-import datetime
 import json
-import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+
+from benchmarks.machine import here_and_now
+from jaxrl.runtime.curve import Points, write_curve
 
 OUT = Path(__file__).parent / "recipes"
 
@@ -72,18 +73,46 @@ def run(recipe: str) -> None:
         subprocess.run(command, check=True)
         minutes = (time.monotonic() - began) / 60
         shutil.copyfile(where / "metrics.jsonl", OUT / f"{recipe}.jsonl")
-        shutil.copyfile(where / "curve.png", OUT / f"{recipe}.png")
-    date = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
-    kept = {"minutes": round(minutes, 1), "cores": len(os.sched_getaffinity(0)), "date": date}
+    kept = {"minutes": round(minutes, 1)} | here_and_now()
     (OUT / f"{recipe}.json").write_text(json.dumps(kept) + "\n")
+
+
+def read(recipe: str) -> list[dict[str, float]]:
+    """The steps that were kept."""
+    return [json.loads(line) for line in (OUT / f"{recipe}.jsonl").read_text().splitlines()]
+
+
+def tag_and_measure(recipe: str) -> tuple[str, str]:
+    """Of which held-out episodes, and what of them."""
+    tag, measure = MEASURES[recipe].removeprefix("test/env/").split("/", 1)
+    return tag, measure
+
+
+def draw(recipe: str) -> None:
+    """The curve of what was kept: the number in the table, and the training reward where it can change."""
+    steps, (tag, measure) = read(recipe), tag_and_measure(recipe)
+    train = points(steps, "env/all/reward/total")
+    against = "" if tag == "all" else f" against {tag}"
+    write_curve(
+        OUT / f"{recipe}.png",
+        title=recipe,
+        train=((), ()) if len({round(value, 6) for value in train[1]}) == 1 else train,  # 0 in self-play
+        held_out=points(steps, MEASURES[recipe]),
+        held_out_label=f"held-out {measure.removesuffix('/total')}{against}",
+    )
+
+
+def points(steps: list[dict[str, float]], name: str) -> Points:
+    """(steps, values) of one metric."""
+    found = [(m["step"], m[name]) for m in steps if name in m]
+    return [x for x, _ in found], [y for _, y in found]
 
 
 def row(recipe: str) -> str:
     """One line of the table, from what was kept."""
-    steps = [json.loads(line) for line in (OUT / f"{recipe}.jsonl").read_text().splitlines()]
+    steps, (tag, measure) = read(recipe), tag_and_measure(recipe)
     kept = json.loads((OUT / f"{recipe}.json").read_text())
-    seen = [m[MEASURES[recipe]] for m in steps if MEASURES[recipe] in m]
-    tag, measure = MEASURES[recipe].removeprefix("test/env/").split("/", 1)
+    _, seen = points(steps, MEASURES[recipe])
     tasks = steps[0][f"test/env/{tag}/total_episodes"]
     later = ", ".join(f"{value:.3f}" for value in seen[1:])
     return (
@@ -100,13 +129,15 @@ def main(recipes: list[str]) -> None:
     OUT.mkdir(exist_ok=True)
     for recipe in recipes or MEASURES:
         run(recipe)
-        write_table()
+        write()
 
 
-def write_table() -> None:
-    """benchmarks/recipes/README.md, of all that was kept."""
-    rows = [row(each) for each in MEASURES if (OUT / f"{each}.json").is_file()]
-    (OUT / "README.md").write_text(HEAD + "\n".join(rows) + "\n")
+def write() -> None:
+    """The curves and the table of all that was kept."""
+    kept = [each for each in MEASURES if (OUT / f"{each}.json").is_file()]
+    for recipe in kept:
+        draw(recipe)
+    (OUT / "README.md").write_text(HEAD + "\n".join(map(row, kept)) + "\n")
 
 
 if __name__ == "__main__":

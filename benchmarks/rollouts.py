@@ -8,10 +8,8 @@ sampler that answers at once stands in for the engine, so what is left is the ru
 10 such rounds must not grow the process. The test of the same name plays a small one on a virtual clock.
 """
 
-import datetime
 import json
 import os
-import platform
 import resource
 import sys
 import time
@@ -25,6 +23,7 @@ from typing import Any
 import numpy as np
 import trio
 
+from benchmarks.machine import here_and_now
 from jaxrl.env import Env, EnvGroupBuilder, Observation, StepResult, StopCondition
 from jaxrl.runtime.episode import Limits
 from jaxrl.runtime.rollout import RolloutPlan, run_batch, run_group
@@ -161,10 +160,7 @@ def measure(size: Size, rounds: int) -> dict[str, Any]:
     slope = float(np.polyfit(range(rounds), resident, 1)[0]) if rounds > 1 else 0.0
     return {
         "benchmark": "rollouts",
-        "date": str(datetime.datetime.now(datetime.UTC).date()),
-        "python": platform.python_version(),
-        "machine": platform.machine(),
-        "cores": len(os.sched_getaffinity(0)),
+        **here_and_now(),
         "load_before": load,
         "episodes": size.groups * size.members,
         "turns": turns[0],

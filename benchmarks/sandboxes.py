@@ -9,10 +9,8 @@ one more line in a shell that stays. open_ms is a sandbox from nothing to its en
 once; `failures` of them are not 0 only if one did not say what it was asked.
 """
 
-import datetime
 import json
 import os
-import platform
 import resource
 import statistics
 import subprocess
@@ -25,6 +23,7 @@ from typing import Any
 import numpy as np
 import trio
 
+from benchmarks.machine import here_and_now
 from envs.terminal import Bubblewrap, SandboxSpec
 from envs.terminal.shell import Shell
 
@@ -96,8 +95,7 @@ def main(write: bool) -> None:
     held = np.ones(HELD_GIB * 2**30 // 8)
     found = trio.run(measure)
     assert held[-1] == 1.0
-    where = {"date": datetime.datetime.now(tz=datetime.UTC).date().isoformat(), "cores": len(os.sched_getaffinity(0))}
-    line = json.dumps(found | where | {"held_gib": HELD_GIB, "root": os.geteuid() == 0, "machine": platform.machine()})
+    line = json.dumps(found | here_and_now() | {"held_gib": HELD_GIB, "root": os.geteuid() == 0})
     print(line)
     if write:
         OUT.mkdir(exist_ok=True)

@@ -8,17 +8,20 @@ second time JAX's compilation cache (JAX_COMPILATION_CACHE_DIR) holds what the f
 it wants a pretrained model.
 """
 
-import datetime
 import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.machine import here_and_now
+
 OUT = Path(__file__).parent / "two_steps"
+KEPT = OUT / "results.json"
 RECIPES = (
     "guess_number",
     "math_rl",
@@ -60,19 +63,13 @@ def measure(recipe: str) -> dict[str, Any]:
     """A line of the table."""
     with tempfile.TemporaryDirectory() as cache:
         cold, warm = (round(seconds(recipe, Path(cache))) for _ in range(2))
-    return {
-        "cold": cold,
-        "cached": warm,
-        "cores": len(os.sched_getaffinity(0)),
-        "processor": processor(),
-        "date": datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
-    }
+    return {"cold": cold, "cached": warm} | here_and_now()
 
 
-def processor() -> str:
-    """Its name, as Linux gives it."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
+def row(recipe: str, line: Mapping[str, Any]) -> str:
+    """It as Markdown."""
+    cells = [recipe, *(str(line[name]) for name in ("cold", "cached", "cores", "processor", "date"))]
+    return f"| {' | '.join(cells)} |"
 
 
 def main(recipes: list[str]) -> None:
@@ -80,13 +77,20 @@ def main(recipes: list[str]) -> None:
     if unknown := sorted(set(recipes) - set(RECIPES)):
         raise SystemExit(f"no such recipe: {', '.join(unknown)}; expected some of {', '.join(RECIPES)}")
     OUT.mkdir(exist_ok=True)
-    kept = OUT / "results.json"
-    found: dict[str, dict[str, Any]] = json.loads(kept.read_text()) if kept.is_file() else {}
     for recipe in recipes or RECIPES:
-        found[recipe] = measure(recipe)
-        kept.write_text(json.dumps(found, indent=1) + "\n")
-        rows = [" | ".join(["", each, *map(str, line.values()), ""]).strip() for each, line in sorted(found.items())]
-        (OUT / "README.md").write_text(HEAD + "\n".join(rows) + "\n")
+        write(read() | {recipe: measure(recipe)})
+
+
+def read() -> dict[str, dict[str, Any]]:
+    """Recipe -> what was kept of it."""
+    return json.loads(KEPT.read_text()) if KEPT.is_file() else {}
+
+
+def write(found: Mapping[str, Mapping[str, Any]]) -> None:
+    """Keep it, and the table of it."""
+    KEPT.write_text(json.dumps(found, indent=1) + "\n")
+    rows = [row(each, line) for each, line in sorted(found.items())]
+    (OUT / "README.md").write_text(HEAD + "\n".join(rows) + "\n")
 
 
 if __name__ == "__main__":
