@@ -8,7 +8,7 @@ renderer.
 import abc
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from jaxrl.types import Conclusion, Logs, Message, Metrics, StopReason, Task, ToolSpec, Trajectory
 
@@ -126,12 +126,12 @@ EnvFactory = Callable[[Task], MessageEnv] | Callable[[Task], Awaitable[MessageEn
 
 
 class EnvGroupBuilder(abc.ABC):
-    """Makes the envs of one group: several attempts at one task. Picklable.
+    """Makes the envs of one group: several attempts at one task. Picklable."""
 
-    coupled: the members play with or against each other, so that none can be replayed without the others.
-    """
-
-    coupled: ClassVar[bool] = False
+    @property
+    def coupled(self) -> bool:
+        """Whether the members play with or against each other, so that none can be replayed without the others."""
+        return False
 
     @abc.abstractmethod
     async def make_envs(self) -> Sequence[Env]:

@@ -8,7 +8,7 @@ good the other's was, and its mean over the group, which is always 0, is no base
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from envs.games.match import LOSS, Match, begin, forfeit, measured, say, told
 from envs.games.rules import SEATS, Rules
@@ -105,11 +105,14 @@ class Seat(MessageEnv):
 class TableGroupBuilder(EnvGroupBuilder):
     """A group that is one match: its two members are the seats, in order. start: which of the game's."""
 
-    coupled: ClassVar[bool] = True
-
     rules: Rules[Any]
     start: int
     lift: Lift
+
+    @property
+    def coupled(self) -> bool:
+        """Each seat waits for the other."""
+        return True
 
     async def make_envs(self) -> Sequence[Env]:
         """A fresh table, and who sits at it."""

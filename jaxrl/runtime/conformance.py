@@ -41,6 +41,7 @@ from jaxrl.env import (
     StepResult,
     StopCondition,
 )
+from jaxrl.runtime.asyncio_bridge import open_asyncio
 from jaxrl.runtime.episode import Limits
 from jaxrl.runtime.failure import one_line_errors, the_one
 from jaxrl.runtime.leftovers import held, left_since, own_temporary_folder
@@ -373,7 +374,10 @@ class _Watched(EnvGroupBuilder):
 
     def __init__(self, builder: EnvGroupBuilder, seen: _Seen) -> None:
         self.builder, self._seen = builder, seen
-        vars(self)["coupled"] = builder.coupled  # the class says False
+
+    @property
+    def coupled(self) -> bool:
+        return self.builder.coupled
 
     async def make_envs(self) -> Sequence[Env]:
         envs = await self.builder.make_envs()
@@ -434,8 +438,9 @@ async def play(subject: Subject, seen: _Seen, speak: Speak) -> TrajectoryGroup:
     builder = _Watched(_copy(subject.builder, seen.check), seen)
     group: TrajectoryGroup | None = None
     try:
-        with trio.move_on_after(subject.seconds):
-            group = await run_group(_Voices(speak), builder, plan, group=0)
+        async with open_asyncio():
+            with trio.move_on_after(subject.seconds):
+                group = await run_group(_Voices(speak), builder, plan, group=0)
     except BaseExceptionGroup as several:
         raise the_one(several) from None
     _check_released(seen)

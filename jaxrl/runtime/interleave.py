@@ -236,29 +236,31 @@ class SourceGroupBuilder(EnvGroupBuilder):
     builder: EnvGroupBuilder
     name: str
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "coupled", self.builder.coupled)  # frozen; the class says False
+    @property
+    def coupled(self) -> bool:
+        """As the wrapped builder says."""
+        return self.builder.coupled
 
     async def make_envs(self) -> Sequence[Env]:
-        """Those of the group."""
+        """The wrapped builder's envs."""
         return await self.builder.make_envs()
 
     async def remake(self, member: int) -> Env | None:
-        """As the group does it."""
+        """As the wrapped builder does it."""
         return await self.builder.remake(member)
 
     async def compute_group_rewards(
         self, trajectories_G: Sequence[Trajectory], envs_G: Sequence[Env]
     ) -> Sequence[tuple[float, Metrics]]:
-        """Those of the group."""
+        """The wrapped builder's rewards."""
         return await self.builder.compute_group_rewards(trajectories_G, envs_G)
 
     async def cleanup(self) -> None:
-        """Of the group."""
+        """The wrapped builder's cleanup."""
         await self.builder.cleanup()
 
     def logging_tags(self) -> Sequence[str]:
-        """The group's own, and the source's."""
+        """The wrapped builder's tags, and the source's."""
         return (*self.builder.logging_tags(), f"source/{self.name}")
 
     def describe(self) -> str:

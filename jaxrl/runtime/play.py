@@ -28,6 +28,7 @@ from jaxrl.env import (
     StepResult,
     StopCondition,
 )
+from jaxrl.runtime.asyncio_bridge import open_asyncio
 from jaxrl.runtime.rollout import bounded
 from jaxrl.runtime.view import reward_text, visible
 from jaxrl.types import MalformedToolCall, Message, Sample, StopReason, ToolCall, Trajectory, Transition, common_prefix
@@ -51,9 +52,16 @@ async def play(
 
     The actions of the trajectory have log-probs that are not a number and version -1: nothing can train on them.
     Resources: the group's envs, all closed, and the group, cleaned up, exactly once, also after an error or Ctrl-C.
-    Errors: the environment's own, with the turn and the env in a note; ValueError for a member that is not there.
+    Errors: the environment's own, with the turn and the env in a note; ValueError for a member that is not there, and
+    for a group whose members wait for each other's turns.
     """
+    if builder.coupled:
+        raise ValueError(
+            f"{builder.describe()!r} is played by the members of its group with each other, and one person cannot be "
+            "all of them: say split=test, or choose another opponent"
+        )
     async with AsyncExitStack() as stack:
+        await stack.enter_async_context(open_asyncio())
         stack.push_async_callback(bounded, builder.cleanup)
         envs = await builder.make_envs()
         for env in envs:

@@ -3,6 +3,7 @@
 ENVIRONMENTS has a row for each environment: how a group of it is made, and who plays it well.
 """
 
+import asyncio
 import functools
 import importlib
 import math
@@ -30,7 +31,8 @@ from envs import games, guess_number, preference, problems, search, terminal, te
 from envs.terminal.generate import write_tasks
 from jaxrl.chat.families import renderer_for
 from jaxrl.chat.tokenizer import byte_tokenizer
-from jaxrl.env import ActionExtra, Env, EnvGroupBuilder, StepResult
+from jaxrl.env import ActionExtra, Env, EnvGroupBuilder, MessageEnv, MessageStepResult, StepResult
+from jaxrl.runtime.asyncio_bridge import asyncio_envs
 from jaxrl.runtime.conformance import CHECKS, Nonconforming, Player, check_environment, main
 from jaxrl.runtime.leftovers import held
 from jaxrl.runtime.log import read_metrics
@@ -488,6 +490,35 @@ async def test_without_a_flaw_every_check_passes_and_is_told() -> None:
     told: list[str] = []
     await check_environment(FlawedBuilder(), player=ends, say=told.append, **SETTINGS)
     assert told == list(CHECKS)
+
+
+class Asyncio(MessageEnv):
+    """Two turns, each answered from a task of asyncio."""
+
+    def __init__(self, task: Task) -> None:
+        self.said: list[Message] = []
+
+    @property
+    def messages(self) -> Sequence[Message]:
+        return self.said
+
+    async def reset(self, task: Task) -> Sequence[Message]:
+        if self.said:
+            raise RuntimeError("it was started before: an env is one episode")
+        self.said.append(Message("user", task.prompt))
+        return self.said
+
+    async def step(self, message: Message) -> MessageStepResult:
+        if len(self.said) == 5:
+            raise RuntimeError("it is over: an env is one episode")
+        await asyncio.create_task(asyncio.sleep(0))
+        self.said += [message, Message("user", "go on")]
+        return MessageStepResult(terminated=len(self.said) == 5, messages=self.said[-1:], reward=1.0)
+
+
+async def test_an_environment_of_an_asyncio_library_is_checked_on_a_loop_of_its_own() -> None:
+    builder = MessageEnvGroupBuilder(Task("say"), asyncio_envs(Asyncio), RENDERER, 2)
+    await check_environment(builder, ends_within=2, cancellations=4)
 
 
 async def test_a_builder_that_cannot_travel_is_named() -> None:

@@ -1,5 +1,6 @@
 """A person in the place of the model: any env, as text; everything is closed once, however it ends."""
 
+import asyncio
 import math
 import os
 import signal
@@ -17,11 +18,13 @@ from episodes import BYTES, END, RENDERER, CountingBuilder, Echo, nap
 
 from envs import guess_number, tool_use
 from jaxrl.cli import main
-from jaxrl.env import ActionExtra, Env, EnvGroupBuilder, MessageEnv, StepResult, StopCondition
+from jaxrl.env import ActionExtra, Env, EnvGroupBuilder, MessageEnv, MessageStepResult, StepResult, StopCondition
+from jaxrl.runtime.asyncio_bridge import asyncio_envs
 from jaxrl.runtime.message_env import MessageEnvGroupBuilder
 from jaxrl.runtime.play import group_at, play, play_dataset, turn_tokens
 from jaxrl.types import Message, StopReason, Task, ToolCall, Trajectory
 from recipes.guess_number import GuessNumber
+from recipes.tictactoe_selfplay import Games
 from recipes.tool_use import ToolUse
 
 ROOT = Path(__file__).parents[2]
@@ -266,6 +269,26 @@ async def test_a_place_in_a_split_is_played() -> None:
     for index in (4, -1):
         with pytest.raises(ValueError, match=f"index={index}: expected 0 or more"):
             group_at(train, index)
+
+
+async def test_seats_that_wait_for_each_other_are_no_game_for_one() -> None:
+    with pytest.raises(ValueError, match="one person cannot be all of them: say split=test"):
+        await play_dataset(Games(), RENDERER, split="train", read=Person([]).read)
+    person = Person(["5"])
+    assert (await play_dataset(Games(), RENDERER, read=person.read, write=person.shown.append)).transitions
+
+
+class NeedsAsyncio(Echo):
+    """Answers from a task of asyncio."""
+
+    async def step(self, message: Message) -> MessageStepResult:
+        return await asyncio.get_running_loop().create_task(super().step(message))
+
+
+async def test_an_env_that_needs_asyncio_is_played() -> None:
+    person = Person(["a", "b"])
+    trajectory = await person.play(group(asyncio_envs(lambda task: NeedsAsyncio())))
+    assert len(trajectory.transitions) == 2
 
 
 async def test_a_split_that_is_not_there() -> None:
