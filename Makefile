@@ -19,8 +19,8 @@ PYTEST_ARGS ?=
 
 PY := .venv/bin/python
 PY_FULL := .venv-full/bin/python
-# A file's fixtures are made once (tests/conftest.py says how files are handed out); by name, since files with few tests,
-# which would come last, are whole runs.
+# A test file runs in one worker, so its fixtures are made once (tests/conftest.py). Files are handed out by name: by
+# size the small ones, which are whole runs, would start last.
 SPREAD := -n $(JOBS) --maxprocesses=8 --dist loadfile --no-loadscope-reorder
 # Whatever the shell says: without bytecode every process compiles what it imports, ten seconds of JAX and transformers.
 unexport PYTHONDONTWRITEBYTECODE

@@ -65,7 +65,7 @@ class Config:
     behavior_if_log_dir_exists: Literal["ask", "resume", "delete", "raise"] = chz.field(
         default="ask", doc="when log_path holds a run already"
     )
-    max_steps: int | None = chz.field(default=None, doc="optimizer steps; None is one pass over the training data")
+    max_steps: int | None = chz.field(default=None, doc="steps, a batch each; None is one pass over the training data")
     learning_rate: float | None = chz.field(default=None, doc="peak learning rate of Adam; None suits the model's size")
     optimizer: OptimizerConfig = chz.field(default_factory=OptimizerConfig, doc="schedule, clipping, decay")
     lora: LoraConfig | None = chz.field(default_factory=LoraConfig, doc="the adapter; None trains all weights")

@@ -29,8 +29,8 @@ class Waiting:
     """How long to wait for an answer, and how often to ask.
 
     timeout: seconds for one attempt. retries: attempts after the first, for 408, 409, 425, 429, 5xx and broken
-    connections. patience: seconds in all, waiting included. backoff: seconds before the first retry, doubled each time
-    unless the server names its own.
+    connections. patience: seconds in all, waiting included. backoff: seconds before the first retry, at most, doubled
+    each time, of which half is random, unless the server names its own; never more than 30.
     """
 
     timeout: float

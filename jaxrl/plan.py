@@ -90,8 +90,12 @@ def check(config: Config, executor: Executor | None) -> Plan:
     optimizer = _optimizer(config, model, steps)
     check_policy(config.model_name)
     # Last, because it may delete what was there.
-    run_dir = open_run_dir(config.log_path, config.behavior_if_log_dir_exists, config=_recorded(config, optimizer))
-    _check_fresh(config, run_dir)
+    run_dir = open_run_dir(
+        config.log_path,
+        config.behavior_if_log_dir_exists,
+        config=_recorded(config, optimizer),
+        not_resumable=_PAST_WEIGHTS if config.sampler_gap is not None else None,
+    )
     return Plan(
         model=model,
         renderer=renderer,
@@ -177,6 +181,9 @@ def _mode(config: Config, executor: Executor | None) -> Mode:
     )
 
 
+_PAST_WEIGHTS = "sampler_gap samples with weights of past steps, which checkpoints do not hold"
+
+
 def _check_gap(config: Config, steps: int) -> None:
     gap = config.sampler_gap
     if gap is None:
@@ -193,14 +200,6 @@ def _check_gap(config: Config, steps: int) -> None:
         raise ValueError(
             f"sampler_gap.steps_behind={gap.steps_behind} is never reached: the run has {steps} steps; lower it, or "
             "raise max_steps"
-        )
-
-
-def _check_fresh(config: Config, run_dir: RunDir) -> None:
-    if config.sampler_gap is not None and run_dir.resumed:
-        raise ValueError(
-            f"{run_dir.path} cannot be resumed: sampler_gap samples with weights of past steps, which checkpoints do "
-            "not hold. behavior_if_log_dir_exists=delete starts over and destroys it; or give another log_path"
         )
 
 
@@ -236,14 +235,19 @@ def _check_used(config: Config, train: RLDataset, test: RLDataset | None) -> Non
 
 
 def steps_of(config: Config, train: RLDataset) -> int:
-    """Optimizer steps of the run: what is asked for, at most one pass over the data."""
+    """Steps of the run, a batch each: what is asked for, at most one pass over the data."""
     if config.off_policy is None:
         most, unit = len(train), "batches"
     else:
-        groups = sum(len(train.get_batch(i)) for i in range(len(train)))
-        most, unit = groups // config.off_policy.groups_per_batch, "times off_policy.groups_per_batch groups"
+        groups, wanted = sum(len(train.get_batch(i)) for i in range(len(train))), config.off_policy.groups_per_batch
+        most, unit = groups // wanted, "times off_policy.groups_per_batch groups"
+        if not most:
+            raise ValueError(
+                f"off_policy.groups_per_batch={wanted}, but the training data has {groups} groups in all; lower it, or "
+                "give more tasks"
+            )
     steps = most if config.max_steps is None else config.max_steps
-    if steps > most or not most:
+    if steps > most:
         raise ValueError(f"max_steps={steps}, but the training data has {most} {unit}; lower it, or give more tasks")
     return steps
 

@@ -1,8 +1,8 @@
-"""A run: its two entry points, and the order in which its parts are opened.
+"""A run: its three entry points, and the order in which its parts are opened.
 
     main(config)                                        a dataset builder says what to train on
     train_multi_turn(config, tasks, env_factory, ...)   tasks and a factory of message-level envs do
-    command(**defaults)                                 main, with key=value arguments from the command line
+    command(defaults)                                   main, with key=value arguments from the command line
 
 What a run depends on is `jaxrl.config`; what can be wrong is found out in `jaxrl.plan`, before a weight is read.
 """
@@ -10,7 +10,7 @@ What a run depends on is `jaxrl.config`; what can be wrong is found out in `jaxr
 import dataclasses
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack
 from functools import partial
@@ -64,13 +64,24 @@ __all__ = [
 ]
 
 
-def command(**defaults: Any) -> None:
+INTERRUPTED = "interrupted; the last checkpoint is whole: behavior_if_log_dir_exists=resume goes on"
+
+
+def command(
+    defaults: Mapping[str, Any],
+    *,
+    check: Callable[[Config], None] = lambda config: None,
+    afterwards: Callable[[Config, Path], None] = lambda config, run: None,
+) -> None:
     """Run `main` with these defaults, overridden by key=value arguments. For a recipe's last line.
 
-    A default that is a dataclass can be overridden as a whole (lora=None) or field by field (lora.rank=8).
+    A default that is a dataclass can be overridden as a whole (lora=None) or field by field (lora.rank=8). check raises
+    ValueError for what does not go together; afterwards is given the run directory. Errors end in one line.
     """
-    with one_line_errors():
-        main(parse(sys.argv[1:], **defaults))
+    with one_line_errors(interrupted=INTERRUPTED):
+        config = parse(sys.argv[1:], **defaults)
+        check(config)
+        afterwards(config, main(config))
 
 
 def main(
@@ -80,7 +91,8 @@ def main(
     rollout_host: str = "127.0.0.1",
     rollout_advertised: str | None = None,
 ) -> Path:
-    """Train as `config` says; return the run directory. Resources: one run directory, the device, one thread.
+    """Train as `config` says; return the run directory. Resources: one run directory, the device, worker threads,
+    of which one at a time uses the device.
 
     rollout_executor: environments run in its workers (processes, other machines), sampling stays here. None is here.
     rollout_host, rollout_advertised: where its workers' sessions are listened for, and the name they reach this machine

@@ -7,7 +7,6 @@ The warm start imitates a poor player, who halves what is left in some turns and
 in the others. So the form of the game is known, and winning is not; what held-out success gains is the work of RL.
 """
 
-import sys
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,8 +19,8 @@ from jaxrl.models.lora import LoraConfig
 from jaxrl.runtime.engine import EngineConfig
 from jaxrl.runtime.learner import Packing
 from jaxrl.runtime.message_env import MessageEnvDataset
-from jaxrl.runtime.warm_start import Demonstration, Demonstrator, WarmStart, check_alike
-from jaxrl.train import Config, main, one_line_errors, parse
+from jaxrl.runtime.warm_start import Demonstration, Demonstrator, WarmStart, check_same_settings
+from jaxrl.train import Config, command
 
 
 @dataclass(frozen=True)
@@ -90,15 +89,12 @@ DEFAULTS = {
 }
 
 
-def check_one_game(config: Config) -> None:
+def check_goes_together(config: Config) -> None:
     """Raise ValueError when the player shown in the warm start plays another game than the one to train."""
     data, player = config.dataset_builder, config.warm_start and config.warm_start.demonstrator
     if isinstance(data, GuessNumber) and isinstance(player, PoorPlayer):
-        check_alike(data, player, ("high", "turns"), "another game")
+        check_same_settings(data, player, ("high", "turns"), "another game")
 
 
 if __name__ == "__main__":
-    with one_line_errors():
-        chosen = parse(sys.argv[1:], **DEFAULTS)
-        check_one_game(chosen)
-        main(chosen)
+    command(DEFAULTS, check=check_goes_together)

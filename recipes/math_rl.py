@@ -14,7 +14,6 @@ learns each sum by heart and not how to add, so evaluations ask the sums it trai
 occur in neither part of the training, stay wrong.
 """
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -31,8 +30,8 @@ from jaxrl.models.lora import LoraConfig
 from jaxrl.runtime.engine import EngineConfig
 from jaxrl.runtime.learner import Packing
 from jaxrl.runtime.problem import Problem, ProblemGroupBuilder
-from jaxrl.runtime.warm_start import Demonstration, Demonstrator, WarmStart, check_alike
-from jaxrl.train import Config, main, one_line_errors, parse
+from jaxrl.runtime.warm_start import Demonstration, Demonstrator, WarmStart, check_same_settings
+from jaxrl.train import Config, command
 from jaxrl.types import Message
 
 
@@ -210,7 +209,7 @@ DEFAULTS = {
 }
 
 
-def check_one_kind(config: Config) -> None:
+def check_goes_together(config: Config) -> None:
     """Raise ValueError when the pupil of the warm start answers other questions than those to train on."""
     data, pupil = config.dataset_builder, config.warm_start and config.warm_start.demonstrator
     if not isinstance(pupil, SloppyPupil):
@@ -219,11 +218,8 @@ def check_one_kind(config: Config) -> None:
         raise ValueError(
             f"dataset_builder={type(data).__name__}, but the warm start shows arithmetic: set warm_start=None"
         )
-    check_alike(data, pupil, ("operations", "digits", "form"), "other problems")
+    check_same_settings(data, pupil, ("operations", "digits", "form"), "other problems")
 
 
 if __name__ == "__main__":
-    with one_line_errors():
-        chosen = parse(sys.argv[1:], **DEFAULTS)
-        check_one_kind(chosen)
-        main(chosen)
+    command(DEFAULTS, check=check_goes_together)

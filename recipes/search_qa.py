@@ -27,7 +27,6 @@ after 24 of the same demonstrations, with the command in benchmarks/recipes.py. 
 at a time, as they finish (stream_minibatch).
 """
 
-import sys
 from dataclasses import dataclass
 from functools import partial
 
@@ -41,8 +40,8 @@ from jaxrl.models.lora import LoraConfig
 from jaxrl.runtime.engine import EngineConfig
 from jaxrl.runtime.learner import Packing
 from jaxrl.runtime.message_env import MessageEnvDataset, TurnRules
-from jaxrl.runtime.warm_start import Demonstration, Demonstrator, WarmStart, check_alike
-from jaxrl.train import Config, StreamMinibatchConfig, main, one_line_errors, parse
+from jaxrl.runtime.warm_start import Demonstration, Demonstrator, WarmStart, check_same_settings
+from jaxrl.train import Config, StreamMinibatchConfig, command
 from jaxrl.types import Task
 
 RETRIEVERS = ("bm25", "exact", "chroma", "chroma_server", "http")
@@ -238,11 +237,8 @@ def check_goes_together(config: Config) -> None:
                 f"dataset_builder.{name}={getattr(data, name)!r}: the warm start shows the Factbook without the tool's "
                 "description; set warm_start=None, with a pretrained model"
             )
-    check_alike(data, player, _SHARED, "another game")
+    check_same_settings(data, player, _SHARED, "another game")
 
 
 if __name__ == "__main__":
-    with one_line_errors():
-        chosen = parse(sys.argv[1:], **DEFAULTS)
-        check_goes_together(chosen)
-        main(chosen)
+    command(DEFAULTS, check=check_goes_together)

@@ -15,7 +15,6 @@ right answers of five lengths, equally often. What counts is whether the answers
 With other prompts, and a judge that is a hosted model or a checkpoint, this is the usual learning from preferences.
 """
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -39,7 +38,7 @@ from jaxrl.runtime.policy import policy_tokenizer
 from jaxrl.runtime.record import read_records
 from jaxrl.runtime.reward_model import CheckpointScore
 from jaxrl.runtime.warm_start import Demonstration, Demonstrator, WarmStart
-from jaxrl.train import Config, config_renderer, main, one_line_errors, parse
+from jaxrl.train import Config, command, config_renderer
 from jaxrl.types import Message, Task
 
 
@@ -245,7 +244,4 @@ def say_how_it_went(config: Config, run: Path) -> None:
 
 
 if __name__ == "__main__":
-    with one_line_errors():
-        chosen = parse(sys.argv[1:], **DEFAULTS)
-        check_goes_together(chosen)
-        say_how_it_went(chosen, main(chosen))
+    command(DEFAULTS, check=check_goes_together, afterwards=say_how_it_went)

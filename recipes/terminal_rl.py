@@ -16,7 +16,6 @@ Sandboxes need bubblewrap, and user namespaces: pip install 'jaxrl[terminal]'.
 
 import functools
 import importlib
-import sys
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -39,8 +38,8 @@ from jaxrl.runtime.learner import Packing
 from jaxrl.runtime.message_env import MessageEnvDataset, TurnRules
 from jaxrl.runtime.policy import policy_tokenizer
 from jaxrl.runtime.strategy import MinViableGroup
-from jaxrl.runtime.warm_start import Demonstration, Demonstrator, WarmStart, check_alike
-from jaxrl.train import Config, main, one_line_errors, parse
+from jaxrl.runtime.warm_start import Demonstration, Demonstrator, WarmStart, check_same_settings
+from jaxrl.train import Config, command
 from jaxrl.types import Message, Task
 
 SANDBOXES: dict[str, SandboxFactory] = {"bubblewrap": Bubblewrap(), "docker": Docker()}
@@ -277,14 +276,14 @@ DEFAULTS = {
 }
 
 
-def check_one_kind(config: Config) -> None:
+def check_goes_together(config: Config) -> None:
     """Raise ValueError when the player of the warm start types into other tasks than those to train on."""
     data, player = config.dataset_builder, config.warm_start and config.warm_start.demonstrator
     if not isinstance(data, HarborDatasetBuilder) or not isinstance(player, HastyPlayer):
         return
     if data.tasks is not None:
         raise ValueError(f"dataset_builder.tasks={data.tasks}, but the warm start shows our own: set warm_start=None")
-    check_alike(
+    check_same_settings(
         data,
         player,
         ("names", "instructions", "show_tools", "output_bytes"),
@@ -294,7 +293,4 @@ def check_one_kind(config: Config) -> None:
 
 
 if __name__ == "__main__":
-    with one_line_errors():
-        chosen = parse(sys.argv[1:], **DEFAULTS)
-        check_one_kind(chosen)
-        main(chosen)
+    command(DEFAULTS, check=check_goes_together)

@@ -14,7 +14,6 @@ both seats. The tiny model sees bare boards only; a pretrained one needs the pro
 line above.
 """
 
-import sys
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
@@ -25,8 +24,8 @@ from envs import games, text_arena
 from jaxrl.chat.renderer import Renderer
 from jaxrl.env import GroupDataset, RLDataset, RLDatasetBuilder
 from jaxrl.runtime.message_env import EnvFromMessageEnv, TurnRules
-from jaxrl.runtime.warm_start import Demonstration, Demonstrator, check_alike
-from jaxrl.train import Config, main, one_line_errors, parse
+from jaxrl.runtime.warm_start import Demonstration, Demonstrator, check_same_settings
+from jaxrl.train import Config, command
 from recipes.tictactoe_selfplay import DEFAULTS as SELF_PLAY
 from recipes.tictactoe_selfplay import check_opponent, check_past, duels, past_sides, tables
 
@@ -123,12 +122,9 @@ def check_goes_together(config: Config) -> None:
     if not isinstance(data, TextArena):
         return
     if isinstance(player, RandomPlayer):
-        check_alike(data, player, ("game", "starts", "board_only", "squeeze"), "another game")
+        check_same_settings(data, player, ("game", "starts", "board_only", "squeeze"), "another game")
     check_opponent(config, data.opponent, data.past)
 
 
 if __name__ == "__main__":
-    with one_line_errors():
-        chosen = parse(sys.argv[1:], **DEFAULTS)
-        check_goes_together(chosen)
-        main(chosen)
+    command(DEFAULTS, check=check_goes_together)

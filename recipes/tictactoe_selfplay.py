@@ -16,7 +16,6 @@ The other games take the same fields: dataset_builder.game=nim warm_start.demons
 max_tokens=8, connect four max_turns=30 with an engine.context and packing.widths of 1280.
 """
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -34,8 +33,8 @@ from jaxrl.runtime.engine import EngineConfig
 from jaxrl.runtime.learner import Packing
 from jaxrl.runtime.message_env import EnvFromMessageEnv, TurnRules
 from jaxrl.runtime.opponents import Frozen
-from jaxrl.runtime.warm_start import Demonstration, Demonstrator, WarmStart, check_alike
-from jaxrl.train import Config, main, one_line_errors, parse
+from jaxrl.runtime.warm_start import Demonstration, Demonstrator, WarmStart, check_same_settings
+from jaxrl.train import Config, command
 
 RULES = TurnRules(failed_parse_reward=games.LOSS)
 """A turn whose framing is broken gives the game away, as two bad moves in a row do."""
@@ -185,7 +184,7 @@ def check_goes_together(config: Config) -> None:
     if not isinstance(data, Games):
         return
     if isinstance(player, PoorPlayer):
-        check_alike(data, player, ("game",), "another game")
+        check_same_settings(data, player, ("game",), "another game")
     check_opponent(config, data.opponent, data.past)
 
 
@@ -212,7 +211,4 @@ def check_opponent(config: Config, opponent: str, past: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    with one_line_errors():
-        chosen = parse(sys.argv[1:], **DEFAULTS)
-        check_goes_together(chosen)
-        main(chosen)
+    command(DEFAULTS, check=check_goes_together)

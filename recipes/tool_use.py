@@ -27,7 +27,7 @@ from jaxrl.runtime.engine import EngineConfig
 from jaxrl.runtime.learner import Packing
 from jaxrl.runtime.message_env import MessageEnvDataset
 from jaxrl.runtime.warm_start import Demonstration, Demonstrator, WarmStart
-from jaxrl.train import command, one_line_errors
+from jaxrl.train import Config, command, one_line_errors
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,14 @@ def check_model_is_named(arguments: Sequence[str]) -> None:
         raise ValueError(NO_MODEL)
 
 
+def check_goes_together(config: Config) -> None:
+    """Raise ValueError when the warm start answers other questions than those to train on, or has other tools."""
+    data, player = config.dataset_builder, config.warm_start and config.warm_start.demonstrator
+    if isinstance(data, ToolUse) and isinstance(player, ScriptedPlayer):
+        check_same_settings(data, player, ("levels", "tools"), "other questions")
+
+
 if __name__ == "__main__":
     with one_line_errors():
         check_model_is_named(sys.argv[1:])
-    command(**DEFAULTS)
+    command(DEFAULTS, check=check_goes_together)

@@ -11,7 +11,6 @@ model plays with eight things and six turns. Its warm start shows a player that 
 and says anything in the others, so the form is known, and winning is not.
 """
 
-import sys
 from dataclasses import dataclass
 from functools import partial
 
@@ -27,8 +26,8 @@ from jaxrl.runtime.engine import EngineConfig
 from jaxrl.runtime.learner import Packing
 from jaxrl.runtime.message_env import MessageEnvDataset
 from jaxrl.runtime.opponents import Hosted
-from jaxrl.runtime.warm_start import Demonstration, Demonstrator, WarmStart, check_alike
-from jaxrl.train import Config, main, one_line_errors, parse
+from jaxrl.runtime.warm_start import Demonstration, Demonstrator, WarmStart, check_same_settings
+from jaxrl.train import Config, command
 
 
 def chosen_things(things: int | None) -> tuple[str, ...]:
@@ -129,15 +128,12 @@ DEFAULTS = {
 }
 
 
-def check_one_game(config: Config) -> None:
+def check_goes_together(config: Config) -> None:
     """Raise ValueError when the player shown in the warm start plays another game than the one to train."""
     data, player = config.dataset_builder, config.warm_start and config.warm_start.demonstrator
     if isinstance(data, TwentyQuestions) and isinstance(player, PoorPlayer):
-        check_alike(data, player, ("things", "turns"), "another game")
+        check_same_settings(data, player, ("things", "turns"), "another game")
 
 
 if __name__ == "__main__":
-    with one_line_errors():
-        chosen = parse(sys.argv[1:], **DEFAULTS)
-        check_one_game(chosen)
-        main(chosen)
+    command(DEFAULTS, check=check_goes_together)

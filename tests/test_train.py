@@ -30,7 +30,7 @@ from jaxrl.runtime.learner import MeshShape, Packing
 from jaxrl.runtime.log import read_metrics
 from jaxrl.runtime.message_env import MessageEnvDataset, TurnRules
 from jaxrl.runtime.run_dir import FREE_KEYS
-from jaxrl.train import Config, StreamMinibatchConfig, describe, main, one_line_errors, parse, train_multi_turn
+from jaxrl.train import Config, StreamMinibatchConfig, command, describe, main, one_line_errors, parse, train_multi_turn
 from jaxrl.types import Message, StopReason, Task
 
 pytestmark = pytest.mark.slow
@@ -536,11 +536,37 @@ def test_an_error_from_inside_an_env_keeps_its_traceback() -> None:
         fail()
 
 
-def test_ctrl_c_ends_in_one_line_and_code_130(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as exit, one_line_errors():
+def test_a_command_checks_then_runs_then_looks_at_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[str, Any]] = []
+
+    def trained(config: Config) -> Path:
+        told.append(("main", config.max_steps))
+        return tmp_path
+
+    monkeypatch.setattr("jaxrl.train.main", trained)
+    monkeypatch.setattr("sys.argv", ["recipe", "max_steps=3"])
+    command(
+        defaults(tmp_path),
+        check=lambda config: told.append(("check", config.max_steps)),
+        afterwards=lambda config, run: told.append(("afterwards", run)),
+    )
+    assert told == [("check", 3), ("main", 3), ("afterwards", tmp_path)]
+
+
+def test_ctrl_c_ends_a_command_in_one_line_and_code_130(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(config: Config) -> Path:
         raise KeyboardInterrupt
+
+    monkeypatch.setattr("jaxrl.train.main", interrupted)
+    monkeypatch.setattr("sys.argv", ["recipe"])
+    with pytest.raises(SystemExit) as exit:
+        command(defaults(tmp_path))
     assert exit.value.code == 130
-    assert capsys.readouterr().err.count("\n") == 1
+    said = capsys.readouterr().err
+    assert said.startswith("interrupted; the last checkpoint is whole: behavior_if_log_dir_exists=resume")
+    assert said.count("\n") == 1
 
 
 def test_tasks_and_a_factory_are_enough(monkeypatch: pytest.MonkeyPatch, model: str, tmp_path: Path) -> None:

@@ -387,10 +387,10 @@ def _of_turns(signals: Callable[..., list[np.ndarray]]) -> Callable[..., list[li
 class Estimator:
     """One row.
 
-    function: its keyword-only parameters are the knobs. lift: what it is shown. baseline: where that lies with which
-    a reward is compared: in its "group", in the "batch", or "outside" (so that every member teaches). per_turn:
-    advantages are of turns. signals: the values that have to differ in the baseline for anything to be taught.
-    fit: how the critic learns whose values the function is shown, where it is; its keyword-only parameters are knobs.
+    function: its keyword-only parameters are the knobs. lift: what it is shown. baseline: what a reward is compared
+    with: the rest of its "group", the "batch", or something "outside" of both (so that every member teaches). per_turn:
+    advantages are of turns. signals: the values that have to differ in the baseline for anything to be taught. fit: how
+    the critic learns whose values the function is shown, where it is; its keyword-only parameters are knobs.
     """
 
     function: Callable[..., Any]

@@ -128,7 +128,7 @@ _OPTIONAL = ("kl", "correction", "entropy")
 def _parts(row: Variant, config: Config) -> tuple[_Parts, dict[str, Value]]:
     """(the parts of the row with those that `config` names in their place, the rest of `config`)."""
     given = dict(config)
-    words: dict[str, Any] = {name: getattr(row, name, None) for name in PARTS}
+    words: dict[str, Any] = {name: getattr(row, name) for name in PARTS}
     words |= {name: given.pop(name) for name in PARTS if name in given}
     words |= {name: None for name in _OPTIONAL if words[name] == "none"}
     if words["correction"] and row.correction is None and "anchor" not in config:

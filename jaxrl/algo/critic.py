@@ -1,8 +1,8 @@
 """The value of a turn: a linear head on the policy's own hidden state, and how it learns what turns came to.
 
 Knows the model's forward pass, packed batches and Adam. Must not know rewards, episodes or losses: whoever calls it
-has targets already (`advantage.critic_advantages`). The trunk is the policy's as it is, never differentiated through:
-what a turn looks like is read once, before the step, and the head alone is fitted to it.
+has targets already (`jaxrl.runtime.loop.value_targets`). The trunk is the policy's as it is, never differentiated
+through: what a turn looks like is read once, before the step, and the head alone is fitted to it.
 """
 
 from collections.abc import Callable, Sequence

@@ -37,7 +37,7 @@ StatisticsFn = Callable[..., pooled.Statistics]
 
 @dataclass(frozen=True)
 class LossRow:
-    """One loss: its form, and what it reads.
+    """One loss: its form, and what it reads (letters as in forms.py).
 
     statistics: what it needs to know of the whole batch. anchored: it reads x - o, so there is a choice of what o is.
     corrects: its ratio is against the sampler, so that nothing is left to be corrected. reference: it reads f.

@@ -39,7 +39,7 @@ class Objective:
 
     @property
     def needs_substeps(self) -> bool:
-        """Whether all that it reads of the old policy is where the ratio to it leaves 1."""
+        """Whether the old policy is only what the ratio is against, which is 1 until a substep has moved the policy."""
         return self.loss.anchor_old and self.correct is None
 
     @property

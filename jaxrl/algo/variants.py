@@ -27,7 +27,8 @@ class Variant:
 
     loss: a name of `LOSSES`, or a row of one's own. kl: a name of `KL_LOSSES` (in the loss), of `KL_PENALTIES` (in the
     advantages), or "reward". correction: names of `CORRECTIONS`, joined by "+". anchor: what the form's ratio is
-    against: the sampler's recorded log-probs, or those of the policy before the batch, scored anew.
+    against: the sampler's recorded log-probs, or those of the policy before the batch, scored anew. entropy: a name of
+    `ENTROPY_BONUSES`.
     """
 
     advantage: str
@@ -37,6 +38,7 @@ class Variant:
     kl: str | None = None
     correction: str | None = None
     anchor: Literal["sampler", "old"] = "sampler"
+    entropy: str | None = None
     loss_fn_config: Config = field(default_factory=dict)
 
 

@@ -1,7 +1,7 @@
 """Models by name: a Hugging Face directory, a .gguf file, or the id of a repository on the hub.
 
-The one place in `models/` that touches files and the network. What can be checked from configuration and headers
-is checked before a weight is read; then tensors come one at a time (`weights.assemble`).
+The one place in `models/` that reaches the network; `gguf_file.py` and `export.py` touch files too. What can be checked
+from configuration and headers is checked before a weight is read; then tensors come one at a time (`weights.assemble`).
 """
 
 import json

@@ -63,15 +63,15 @@ def _while_cancelled(error: BaseException | None) -> bool:
 
 
 @contextmanager
-def one_line_errors() -> Iterator[None]:
+def one_line_errors(*, interrupted: str = "interrupted") -> Iterator[None]:
     """For commands: mistakes of the user, Ctrl-C and SIGTERM end in one line, not in a traceback.
 
-    The exit codes are 2, 130 and 143.
+    interrupted: that line after Ctrl-C or SIGTERM. The exit codes are 2, 130 and 143.
     """
     try:
         yield
     except KeyboardInterrupt as interrupt:
-        print("interrupted; the last checkpoint is whole: behavior_if_log_dir_exists=resume goes on", file=sys.stderr)
+        print(interrupted, file=sys.stderr)
         sys.exit(exit_code(interrupt))
     except EntrypointHelpException as text:
         print(text)

@@ -20,10 +20,10 @@ from jaxrl.runtime.weights import Weights, place_alike, snapshot
 class SamplerGap:
     """How far the sampler is from the trainer.
 
-    steps_behind: optimizer steps between the weights that sample and those that are trained (fewer at the start).
-    noise: standard deviation of Gaussian noise on every array of the sampling adapter, relative to the root mean
-    square of that array; drawn anew every step. An adapter that was never trained has B = 0, which noise leaves as
-    it is, so the first step's samples are those of the base.
+    steps_behind: steps, of a batch each, between the weights that sample and those that are trained (fewer at the
+    start). noise: standard deviation of Gaussian noise on every array of the sampling adapter, relative to the root
+    mean square of that array; drawn anew every step. An adapter that was never trained has B = 0, which noise leaves
+    as it is, so the first step's samples are those of the base.
     """
 
     steps_behind: int = 0
@@ -31,7 +31,7 @@ class SamplerGap:
 
     def __post_init__(self) -> None:
         if self.steps_behind < 0:
-            raise ValueError(f"sampler_gap.steps_behind={self.steps_behind}: expected 0 or more optimizer steps")
+            raise ValueError(f"sampler_gap.steps_behind={self.steps_behind}: expected 0 or more steps")
         if not 0 <= self.noise < math.inf:
             raise ValueError(f"sampler_gap.noise={self.noise}: expected a finite number, 0 or more")
         if not self.steps_behind and not self.noise:

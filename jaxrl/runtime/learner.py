@@ -354,15 +354,10 @@ def _merged(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
     merged = {}
     for name in steps[0]:
         values = np.array([s[name] for s in steps])
-        if name in ("optim/tokens", "optim/loss", "data/datums"):
+        if name in ("optim/tokens", "optim/loss", "optim/observation_loss", "data/datums"):
             merged[name] = float(values.sum())
         elif name in ("optim/lr", "optim/entropy_coef"):
             merged[name] = float(values[-1])
         else:
             merged[name] = float(np.average(values, weights=tokens if tokens.any() else None))
     return merged
-
-
-def trained_tokens(data_D: Sequence[Datum]) -> int:
-    """How many tokens get a gradient."""
-    return int(sum(np.count_nonzero(d.mask) for d in data_D))

@@ -54,7 +54,10 @@ from jaxrl.types import Datum, TrajectoryGroup
 
 @dataclass(frozen=True)
 class Schedule:
-    """When things happen, in steps; 0 is never (the first and the last step evaluate and save in any case)."""
+    """When things happen, in steps.
+
+    eval_every: 0 evaluates before the first step and after the last only. save_every: 0 saves after the last only.
+    """
 
     steps: int
     eval_every: int
@@ -80,8 +83,8 @@ class Mode:
     steps_ahead: how many steps the trained weights may be ahead of those that drew a token (S of I8); 0 is on-policy.
     groups_per_batch: groups a step; None takes the dataset's batches. minibatch: groups whose gradient is taken
     together as they finish; None takes all of them at once. in_flight_updates: a group under way goes on with newly
-    published weights (each token has its version), instead of ending with those it started with. max_attempts: a
-    group of equal rewards is replaced by the next task's, up to this many times a step's groups are started.
+    published weights (each token has its version), instead of ending with those it started with. max_attempts:
+    groups of equal rewards are replaced by the next tasks', until this many times a step's groups were started.
     """
 
     steps_ahead: int = 0
@@ -225,7 +228,7 @@ def open_supply(run: Run, nursery: trio.Nursery) -> Supply:
 
 
 async def train_step(run: Run, supply: Supply, step: int) -> dict[str, float]:
-    """One batch: rollouts, one optimizer step, publish. Returns the step's metrics."""
+    """One batch: rollouts, its optimizer steps, publish. Returns the step's metrics."""
     began, before = time.perf_counter(), run.engine.stats.copy()
     if run.lag is not None:  # between two steps the newest weights are published, so evaluations see those
         weights, version = await run.on_device(run.lag.sampling, run.learner.weights, step)
@@ -269,7 +272,7 @@ def admit(run: Run, supply: Supply, step: int) -> None:
 
 
 class _Batch:
-    """The groups of one optimizer step: collected, or under `minibatch` learned from as they come."""
+    """The groups of one step: collected, or under `minibatch` learned from as they come."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -287,7 +290,7 @@ class _Batch:
         return played
 
     async def learn(self) -> dict[str, float]:
-        """The optimizer step. What is learned together is in the order of the data, whoever finished first."""
+        """The optimizer steps. What is learned together is in the order of the data, whoever finished first."""
         if self._run.mode.minibatch is None:
             metrics = await self._run.on_device(self._run.learner.update, await self._datums())
         else:

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from jaxrl.algo.members import informative
 from jaxrl.types import ENDINGS, StopReason, TrajectoryGroup
 
-REWARD_TOLERANCE = 1e-6
 GOOD = 0.5  # rewards lie between 0 and 1 by custom
 
 
@@ -62,7 +62,7 @@ def _rewards(groups_P: Sequence[TrajectoryGroup]) -> dict[str, float]:
     rewards_P = [rewards for g in groups_P if (rewards := _trusted(g))]
     if not rewards_P:
         return {}
-    spreads = [np.ptp(rewards) > REWARD_TOLERANCE for rewards in rewards_P]
+    spreads = [informative(np.array(rewards, np.float64)) for rewards in rewards_P]
     good = [not mixed and rewards[0] > GOOD for mixed, rewards in zip(spreads, rewards_P, strict=True)]
     return {
         "reward/total": _mean(r for rewards in rewards_P for r in rewards),

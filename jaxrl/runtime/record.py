@@ -1,7 +1,7 @@
 """Recorded episodes: rollouts/step_NNNNNN.jsonl, one line an episode, every token with its log-prob and version.
 
 Knows trajectories and JSON, and decodes tokens only to show them: nothing is ever trained from the text. It must
-not know renderers, nor how an episode is displayed (`transcript.py`).
+not know renderers, nor how an episode is displayed (`view.py`).
 
 A line (schema 1): step, group, member, task, tags, reward (step rewards plus group reward), stop_reason, error,
 metrics, and turns. A turn holds `kept`, how many tokens of the context so far go on, `rewrite`, why not all of
@@ -103,7 +103,7 @@ def contexts(record: Mapping[str, Any]) -> list[tuple[int, ...]]:
 
 
 def groups_from_records(records: Iterable[Mapping[str, Any]]) -> list[TrajectoryGroup]:
-    """The groups of one step's records, in order: those that were recorded, to equal datums.
+    """The groups of one step's records, in order; they give the same datums as the groups that were recorded.
 
     What a record does not hold is left empty: errors of attempts that were retried, and which metrics were the
     group's. A number that was not finite is NaN. Raises ValueError when members of a group are missing.

@@ -41,7 +41,7 @@ CHARTS = (
     Chart(
         "Groups by outcome",
         ("env/all/by_group/frac_mixed", "env/all/by_group/frac_all_good", "env/all/by_group/frac_all_bad"),
-        "Only mixed groups teach anything.",
+        "Where members are compared with their group, only mixed groups teach.",
         "share",
     ),
     Chart("Entropy", ("optim/entropy",), "Of the policy over sampled tokens, in nats.", "smooth"),

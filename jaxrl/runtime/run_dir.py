@@ -101,14 +101,16 @@ def open_run_dir(
     *,
     config: Mapping[str, Any],
     free_keys: frozenset[str] = FREE_KEYS,
+    not_resumable: str | None = None,
     ask: Callable[[str], str] | None = None,
 ) -> RunDir:
     """Create the run directory, or take over the one that is there, as `behavior` says.
 
     An absent or empty directory is always created. Otherwise: "raise" refuses; "delete" empties it, but only if it
     is a run directory; "resume" requires the same configuration except for `free_keys` (dotted names, or last parts
-    of them); "ask" asks on a terminal and refuses elsewhere. `config` is a JSON-able mapping. `ask` answers a
-    question (the default reads the terminal). Writes config.json and versions.json. Raises RunDirError.
+    of them); "ask" asks on a terminal and refuses elsewhere. `config` is a JSON-able mapping. `not_resumable` is why
+    such a run cannot be continued, None where it can. `ask` answers a question (the default reads the terminal). Writes
+    config.json and versions.json. Raises RunDirError.
     """
     if behavior not in get_args(Behavior):
         raise RunDirError(f"behavior_if_log_dir_exists={behavior!r}: expected one of {', '.join(get_args(Behavior))}")
@@ -130,6 +132,11 @@ def open_run_dir(
     if behavior == "delete":
         _empty(where)
         return _create(where, config)
+    if not_resumable is not None:
+        raise RunDirError(
+            f"{where} cannot be resumed: {not_resumable}. behavior_if_log_dir_exists=delete starts over and destroys "
+            "it; or give another log_path"
+        )
     _check_same(where, config, free_keys)
     return _start(where, config, resumed=True)
 

@@ -50,6 +50,10 @@ class EngineConfig:
             )
         if not self.extend_lengths:
             raise ValueError("engine.extend_lengths is empty: name at least one prefill length, such as 128")
+        for name in ("extend_lengths", "row_buckets", "position_buckets"):
+            sizes = getattr(self, name)
+            if list(sizes) != sorted(set(sizes)) or min(sizes, default=1) < 1:
+                raise ValueError(f"engine.{name}={sizes}: expected sizes of at least 1 in ascending order")
 
     @property
     def rows(self) -> tuple[int, ...]:
@@ -85,7 +89,7 @@ class EngineConfig:
 
 
 def bucket(value: int, buckets: Sequence[int]) -> int:
-    """The smallest bucket that holds `value`; the largest when none does."""
+    """The smallest of the ascending buckets that holds `value`; the largest when none does."""
     return next((b for b in buckets if b >= value), buckets[-1])
 
 

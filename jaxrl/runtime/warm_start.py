@@ -41,7 +41,7 @@ class Demonstrator(abc.ABC):
         """One conversation, a function of the generator alone."""
 
 
-def check_alike(
+def check_same_settings(
     data: object, player: Demonstrator, names: Sequence[str], shown: str, advice: str = "set both alike"
 ) -> None:
     """Raise ValueError where a dataset builder and the player of its warm start differ in one of these settings.

@@ -15,7 +15,7 @@ from pathlib import Path
 import chz
 import jax
 
-from jaxrl.runtime.failure import exit_code, one_line_errors
+from jaxrl.runtime.failure import one_line_errors
 from recipes.loss_study.page import write_study
 from recipes.loss_study.replay import write_replay
 from recipes.loss_study.study import Study, check, train_all
@@ -72,14 +72,10 @@ def keep_compiled(folder: Path) -> None:
 
 def command(arguments: Sequence[str]) -> None:
     """Run, and say where the result lies."""
-    with one_line_errors():
+    with one_line_errors(interrupted="interrupted; the same command goes on with what is not finished"):
         study = parse(arguments)
         keep_compiled(Path(study.log_path).expanduser() / "compiled")
-        try:
-            print(run(study))
-        except KeyboardInterrupt as interrupt:
-            print("interrupted; the same command goes on with what is not finished", file=sys.stderr)
-            sys.exit(exit_code(interrupt))
+        print(run(study))
 
 
 if __name__ == "__main__":

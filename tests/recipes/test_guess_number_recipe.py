@@ -16,7 +16,7 @@ from jaxrl.chat.tokenizer import byte_tokenizer
 from jaxrl.runtime.log import read_metrics
 from jaxrl.runtime.message_env import MessageEnvDataset
 from jaxrl.train import main, parse
-from recipes.guess_number import DEFAULTS, GuessNumber, PoorPlayer, check_one_game
+from recipes.guess_number import DEFAULTS, GuessNumber, PoorPlayer, check_goes_together
 
 pytestmark = pytest.mark.slow
 
@@ -122,4 +122,4 @@ def test_the_poor_player_knows_the_form_and_not_the_way() -> None:
 def test_I12_a_warm_start_of_another_game_is_refused() -> None:
     config = parse(["dataset_builder.high=20"], **DEFAULTS)
     with pytest.raises(ValueError, match=r"dataset_builder\.high=20, but warm_start\.demonstrator\.high=15"):
-        check_one_game(config)
+        check_goes_together(config)

@@ -12,7 +12,7 @@ from jaxrl.chat.families import renderer_for
 from jaxrl.chat.tokenizer import byte_tokenizer
 from jaxrl.env import GroupDataset, RLDataset
 from jaxrl.train import main, parse
-from recipes.math_rl import DEFAULTS, Arithmetic, ProblemFiles, SloppyPupil, check_one_kind
+from recipes.math_rl import DEFAULTS, Arithmetic, ProblemFiles, SloppyPupil, check_goes_together
 
 RENDERER = renderer_for(byte_tokenizer())
 
@@ -30,7 +30,7 @@ def write_rows(path: Path, names: str, answer: str = "#### {}") -> str:
 
 def test_the_defaults_hold_together() -> None:
     config = parse([], **DEFAULTS)
-    check_one_kind(config)
+    check_goes_together(config)
     assert config.packing is not None
     assert max(config.packing.widths) >= config.engine.context - 1
     assert config.engine.slots >= Arithmetic().group_size * Arithmetic().batch_size
@@ -82,9 +82,9 @@ def test_the_sloppy_pupil_knows_the_form_and_is_right_in_its_share() -> None:
 )
 def test_I12_a_warm_start_of_other_problems_is_refused(given: list[str], teaches: str) -> None:
     with pytest.raises(ValueError, match=teaches):
-        check_one_kind(parse(given, **DEFAULTS))
+        check_goes_together(parse(given, **DEFAULTS))
     if len(given) == 2:
-        check_one_kind(parse([*given, "warm_start=None"], **DEFAULTS))
+        check_goes_together(parse([*given, "warm_start=None"], **DEFAULTS))
 
 
 def test_a_file_is_split_without_overlap_and_shuffled_every_epoch(tmp_path: Path) -> None:

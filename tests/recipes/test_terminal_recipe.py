@@ -16,7 +16,7 @@ from jaxrl.chat.transcript import begin
 from jaxrl.env import RLDataset
 from jaxrl.runtime.message_env import MessageEnvDataset
 from jaxrl.train import parse
-from recipes.terminal_rl import DEFAULTS, EASIEST, HarborDatasetBuilder, HastyPlayer, check_one_kind, shown_step
+from recipes.terminal_rl import DEFAULTS, EASIEST, HarborDatasetBuilder, HastyPlayer, check_goes_together, shown_step
 
 RENDERER = renderer_for(byte_tokenizer())
 
@@ -86,7 +86,7 @@ def test_without_a_run_the_model_gives_the_renderer(tmp_path: Path) -> None:
 )
 def test_I12_what_does_not_go_together_is_refused(arguments: list[str], teaches: str) -> None:
     with pytest.raises(ValueError, match=teaches):
-        check_one_kind(parse(arguments, **DEFAULTS))
+        check_goes_together(parse(arguments, **DEFAULTS))
 
 
 @pytest.mark.parametrize("name", ["podman", "no_such_module:x", "envs.terminal:Nothing"])
@@ -113,7 +113,7 @@ def test_the_defaults_hold_together_and_the_hasty_player_knows_the_form(tmp_path
     if why := missing():
         pytest.skip(why)
     config = parse([], **DEFAULTS)
-    check_one_kind(config)
+    check_goes_together(config)
     assert config.packing is not None
     player = HastyPlayer(own_tasks=str(tmp_path))
     shown = [player.play(np.random.default_rng(i)) for i in range(60)]

@@ -12,14 +12,14 @@ from jaxrl.chat.tokenizer import byte_tokenizer
 from jaxrl.chat.transcript import begin
 from jaxrl.runtime.message_env import MessageEnvDataset
 from jaxrl.train import parse
-from recipes.twenty_questions import DEFAULTS, PoorPlayer, TwentyQuestions, check_one_game, chosen_things
+from recipes.twenty_questions import DEFAULTS, PoorPlayer, TwentyQuestions, check_goes_together, chosen_things
 
 RENDERER = renderer_for(byte_tokenizer())
 
 
 def test_the_defaults_hold_together() -> None:
     config = parse([], **DEFAULTS)
-    check_one_game(config)
+    check_goes_together(config)
     data = config.dataset_builder
     assert isinstance(data, TwentyQuestions)
     assert config.packing is not None
@@ -78,4 +78,4 @@ def test_an_endpoint_answers_when_one_is_named() -> None:
 )
 def test_I12_what_does_not_go_together_is_refused(arguments: list[str], teaches: str) -> None:
     with pytest.raises(ValueError, match=teaches):
-        check_one_game(parse(arguments, **DEFAULTS))
+        check_goes_together(parse(arguments, **DEFAULTS))

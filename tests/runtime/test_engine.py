@@ -334,6 +334,17 @@ def test_a_context_beyond_the_model_is_refused(policy: SmallPolicy) -> None:
         trio.run(run)
 
 
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [("extend_lengths", (32, 8)), ("extend_lengths", (0, 8)), ("row_buckets", (4, 4)), ("position_buckets", (-1,))],
+)
+def test_I12_buckets_are_sizes_in_ascending_order(name: str, sizes: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=rf"engine\.{name}=.*expected sizes of at least 1 in ascending order"):
+        EngineConfig(**{name: sizes})
+    with pytest.raises(ValueError, match="extend_lengths is empty"):
+        EngineConfig(extend_lengths=())
+
+
 def test_decoding_copies_no_cache(policy: SmallPolicy, fully_optimized: None) -> None:
     """Structural, for the whole-store program: temporary memory far below one copy of the store."""
     config = EngineConfig(slots=32, context=480, prompts=2, prompt_context=32, decode_steps=8)

@@ -20,10 +20,15 @@ from jaxrl.algo.step import TrainState
 from jaxrl.algo.variants import VARIANTS
 from jaxrl.models.lora import LoraConfig
 from jaxrl.runtime.checkpoint import Checkpointer
-from jaxrl.runtime.learner import Learner, Packing, Reference, trained_tokens
+from jaxrl.runtime.learner import Learner, Packing, Reference
 from jaxrl.types import Datum
 
 LORA = LoraConfig(rank=2, alpha=4.0, targets=("q_proj", "down_proj"))
+
+
+def trained_tokens(data_D: Sequence[Datum]) -> int:
+    """How many tokens get a gradient."""
+    return int(sum(np.count_nonzero(d.mask) for d in data_D))
 
 
 def make(lora: LoraConfig | None = LORA, **options: Any) -> Learner:

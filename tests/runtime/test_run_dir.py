@@ -105,6 +105,22 @@ def test_resume_with_the_same_configuration_adds_a_start(tmp_path):
     assert json.loads(run.config.read_text())["max_steps"] == 20
 
 
+def test_a_run_that_cannot_be_continued_is_left_as_it_is(tmp_path):
+    open_run_dir(tmp_path / "run", config=CONFIG)
+    before = {file: file.read_text() for file in (tmp_path / "run").iterdir()}
+    for behavior in ("resume", "ask"):
+        with pytest.raises(RunDirError, match=r"cannot be resumed: it forgets\. behavior_if_log_dir_exists=delete"):
+            open_run_dir(
+                tmp_path / "run",
+                behavior,
+                config=CONFIG,
+                not_resumable="it forgets",
+                ask=lambda question: "resume",
+            )
+    assert {file: file.read_text() for file in (tmp_path / "run").iterdir()} == before
+    assert not open_run_dir(tmp_path / "run", "delete", config=CONFIG, not_resumable="it forgets").resumed
+
+
 def test_resume_names_every_difference_that_changes_training(tmp_path):
     open_run_dir(tmp_path, config=CONFIG)
     changed = CONFIG | {"lr": 2e-3, "loss": {"name": "grpo"}, "extra": 1, "max_steps": 99}
