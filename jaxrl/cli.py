@@ -1,4 +1,4 @@
-"""The `jaxrl` command: look at runs, play environments. Knows argument names and which function serves them.
+"""The `jaxrl` command: look at runs, export them, play environments. Knows arguments and which function serves them.
 
 Nothing of jaxrl is imported before a command calls it (`_late`), so that help, and what is typed wrong, wait for no
 library. Training is `python -m recipes.<name> key=value ...`.
@@ -26,6 +26,7 @@ def _late(where: str) -> Callable[..., Any]:
 config_renderer = _late("jaxrl.config:config_renderer")
 console = _late("rich.console:Console")
 episode_text = _late("jaxrl.runtime.view:episode_text")
+export_run = _late("jaxrl.runtime.trained:export_run")
 exit_code = _late("jaxrl.runtime.failure:exit_code")
 parse = _late("jaxrl.config:parse")
 play_dataset = _late("jaxrl.runtime.play:play_dataset")
@@ -48,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as interrupt:
         print(f"\njaxrl {options.command}: interrupted", file=sys.stderr)
         return exit_code(interrupt)
-    except (FileNotFoundError, ValueError, EntrypointException) as error:
+    except (FileExistsError, FileNotFoundError, ValueError, EntrypointException) as error:
         if getattr(error, "__notes__", None):
             raise  # it comes from inside an episode: whoever wrote the env needs the traceback
         print(f"jaxrl {options.command}: {' '.join(str(error).split())}", file=sys.stderr)
@@ -97,6 +98,12 @@ def play(recipe: str, arguments: Sequence[str]) -> int:
         await play_dataset(builder, renderer, split=split, index=int(index))
 
     run_interruptible(episode)
+    return 0
+
+
+def export(run_dir: Path, out: Path, *, merged: bool, step: int | None) -> int:
+    """Write the adapter of a run, or the whole model, for others; say where."""
+    print(export_run(run_dir, out, merged=merged, step=step))
     return 0
 
 
@@ -167,7 +174,7 @@ def _rollouts(run: Any, step: int | None, kind: str) -> Path:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="jaxrl",
-        description="Look at runs, play environments. Training is `python -m recipes.<name> key=value ...`.",
+        description="Look at runs, export and play. Training is `python -m recipes.<name> key=value ...`.",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     command = commands.add_parser("report", help="write report.html and curve.png of a run")
@@ -187,6 +194,12 @@ def _parser() -> argparse.ArgumentParser:
         "arguments", nargs="*", metavar="key=value", help="split=test|train, index=0, and any key of the recipe"
     )
     command.set_defaults(run=lambda o: play(o.recipe, o.arguments))
+    command = commands.add_parser("export", help="write what a run has trained, for PEFT or transformers")
+    _add_run_dir(command)
+    command.add_argument("out", type=Path, metavar="OUT", help="a new directory")
+    command.add_argument("--merged", action="store_true", help="the whole model in float32, not the adapter alone")
+    command.add_argument("--step", type=int, help="of this checkpoint (default: the last)")
+    command.set_defaults(run=lambda o: export(o.run_dir, o.out, merged=o.merged, step=o.step))
     command = commands.add_parser("algorithms", help="list the published algorithms, or explain one of them")
     command.add_argument("name", nargs="?", metavar="LOSS_FN", help="of which to show the parts and their knobs")
     command.add_argument("overrides", nargs="*", metavar="key=value", help="as in loss_fn_config.<key>=<value>")

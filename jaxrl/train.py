@@ -226,7 +226,7 @@ async def _run(config: Config, plan: Plan, workers: _Workers | None) -> None:
 
 def _last_adapter(past: str, learner: Learner) -> Any:
     """The adapter of a run's last checkpoint. Raises CheckpointError when it does not fit this model."""
-    with Checkpointer(past_run(past).checkpoints) as checkpointer:
+    with Checkpointer(past_run(past).checkpoints, read_only=True) as checkpointer:
         step = checkpointer.latest()
         if step is None:
             raise ValueError(f"frozen_policies: {past} holds no complete checkpoint; name a run that has saved one")
@@ -282,7 +282,7 @@ def _load_or_warm_start(config: Config, plan: Plan) -> tuple[ModelConfig, Params
     )
     part = kept / "model.part"
     shutil.rmtree(part, ignore_errors=True)
-    save_policy(part, model, params, plan.renderer.tokenizer)
+    save_policy(part, model, params, config.model_name)
     part.rename(kept / "model")
     return load_policy(str(kept / "model"), dtype=plan.dtype, mesh=plan.mesh)
 

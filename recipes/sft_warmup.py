@@ -21,7 +21,6 @@ import numpy as np
 from jaxrl.chat.families import renderer_for
 from jaxrl.chat.renderer import Renderer
 from jaxrl.chat.supervised import supervise
-from jaxrl.models.load import load_tokenizer
 from jaxrl.runtime.learner import Packing
 from jaxrl.runtime.policy import check_policy, load_policy, policy_config, policy_tokenizer, save_policy
 from jaxrl.runtime.warm_start import Demonstrator, WarmStart, run_warm_start
@@ -84,8 +83,7 @@ def main(config: SftConfig) -> Path:
         log=part / "metrics.jsonl",
         remat=config.remat,
     )
-    save_policy(part / "model", model, params, tokenizer)
-    copy_tokenizer(config.model_name, part / "model")
+    save_policy(part / "model", model, params, config.model_name)
     (part / "metrics.jsonl").rename(part / "model" / "metrics.jsonl")
     (part / "model").rename(out)
     part.rmdir()
@@ -97,12 +95,6 @@ def longest_demonstration(player: Demonstrator, renderer: Renderer, *, looks: in
     shown = [player.play(np.random.default_rng(i)) for i in range(looks)]
     lengths = [len(s.tokens) for each in shown for s in supervise(renderer, each.messages, each.tools)]
     return max(lengths) + margin
-
-
-def copy_tokenizer(model_name: str, folder: Path) -> None:
-    """Put the model's own tokenizer beside the weights, unless a tokenizer is there (that of bytes is)."""
-    if not (folder / "tokenizer_config.json").exists():
-        load_tokenizer(model_name).save_pretrained(str(folder))
 
 
 def command(arguments: Sequence[str]) -> None:

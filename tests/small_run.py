@@ -82,7 +82,7 @@ def write_model(folder: Path) -> str:
     params = spec.init(spec.param_specs(model), jnp.float32, seed=0)
     params["embed"] = params["embed"].at[:, 0].set(6.0)
     params["lm_head"] = params["lm_head"].at[0, 256:].set(-8.0).at[0, BYTES.special("<|im_end|>")].set(1.2)
-    save_policy(folder, model, params, BYTES)
+    save_policy(folder, model, params, "tiny")
     return str(folder)
 
 

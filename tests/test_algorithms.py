@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from small_run import BYTES, small, write_model
+from small_run import small, write_model
 
 from jaxrl.algo.forms import FormResult
 from jaxrl.algo.optimizer import OptimizerConfig
@@ -43,7 +43,7 @@ def teacher(tmp_path_factory: pytest.TempPathFactory, model: str) -> str:
     params = spec.init(spec.param_specs(config), jnp.float32, seed=1)
     params["embed"] = params["embed"].at[:, 0].set(6.0)
     params["lm_head"] = params["lm_head"].at[0, 256:].set(-8.0).at[0, ord("z")].set(2.0)
-    save_policy(folder, config, params, BYTES)
+    save_policy(folder, config, params, "tiny")
     return str(folder)
 
 

@@ -25,18 +25,22 @@ class Checkpointer:
 
     Saving is synchronous: when `save` returns the checkpoint is on disk. It blocks; from a trio task call it in
     a thread. With several processes every one makes its own Checkpointer on the same shared folder and calls the
-    same methods.
+    same methods. read_only: look at the checkpoints of a run that may still be going on; nothing is made or removed.
     """
 
-    def __init__(self, folder: str | Path, *, keep: int = 2) -> None:
+    def __init__(self, folder: str | Path, *, keep: int = 2, read_only: bool = False) -> None:
         if keep < 1:
             raise ValueError(f"keep={keep}: expected at least 1, or a run could not be resumed")
         self.folder = Path(folder).absolute()
-        if jax.process_index() == 0:
+        if jax.process_index() == 0 and not read_only:
             self._discard("*")
         self._manager = ocp.CheckpointManager(
             self.folder,
-            options=ocp.CheckpointManagerOptions(max_to_keep=keep, enable_async_checkpointing=False),
+            options=ocp.CheckpointManagerOptions(
+                max_to_keep=None if read_only else keep,
+                enable_async_checkpointing=False,
+                create=not read_only,
+            ),
             item_handlers={"state": ocp.StandardCheckpointHandler(), "extra": ocp.JsonCheckpointHandler()},
         )
 
@@ -80,10 +84,7 @@ class Checkpointer:
         `like` holds arrays or `jax.ShapeDtypeStruct`s. Returns (state, extra). Raises CheckpointError when there is
         no such checkpoint or it does not fit.
         """
-        if step not in self.steps():
-            raise CheckpointError(
-                f"there is no checkpoint {step} in {self.folder}; there are: {self.steps() or 'none'}"
-            )
+        self._check_is_there(step)
         wanted = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
         self._check_fits(step, wanted)
         read = self._manager.restore(
@@ -91,9 +92,26 @@ class Checkpointer:
         )
         return read["state"], read["extra"]
 
+    def read(self, step: int) -> Any:
+        """The state of checkpoint `step` on one device, as nested dicts and lists. Errors: CheckpointError."""
+        self._check_is_there(step)
+        one = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+        wanted = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=one), self._saved(step))
+        return self._manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore(wanted)))["state"]
+
+    def _saved(self, step: int) -> Any:
+        """What checkpoint `step` holds: shapes and dtypes."""
+        return self._manager.item_metadata(step)["state"].tree
+
+    def _check_is_there(self, step: int) -> None:
+        if step not in self.steps():
+            raise CheckpointError(
+                f"there is no checkpoint {step} in {self.folder}; there are: {self.steps() or 'none'}"
+            )
+
     def _check_fits(self, step: int, wanted: Any) -> None:
         """Compare names, shapes and dtypes first: orbax would cast a dtype and read a subset of a shape."""
-        saved = _leaves(self._manager.item_metadata(step)["state"].tree)
+        saved = _leaves(self._saved(step))
         asked = _leaves(wanted)
         wrong = [
             f"  {name}: saved {saved.get(name, 'absent')}, expected {asked.get(name, 'absent')}"

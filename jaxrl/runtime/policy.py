@@ -52,12 +52,17 @@ def load_policy(name: str, *, dtype: Any, seed: int = 0, mesh: Mesh | None = Non
     return config, params if where is None else jax.device_put(params, where)
 
 
-def save_policy(path: str | Path, config: ModelConfig, params: Params, tokenizer: Tokenizer) -> None:
-    """Write a directory that `load_policy` and transformers read; a byte tokenizer is noted beside the weights."""
+def save_policy(path: str | Path, config: ModelConfig, params: Params, tokenizer_of: str) -> None:
+    """Write a directory that `load_policy` and transformers read, with the tokenizer of the model `tokenizer_of`.
+
+    That of bytes, which transformers does not know, is a note.
+    """
     save_hf(path, config, params)
-    if tokenizer == byte_tokenizer():
+    if tokenizer_of == TINY or _is_bytes(tokenizer_of):
         text = json.dumps({"tokenizer_class": _BYTE_CLASS}, indent=2) + "\n"
         (Path(path) / _TOKENIZER_FILE).write_text(text)
+    else:
+        load_tokenizer(tokenizer_of).save_pretrained(str(path))
 
 
 def _is_bytes(name: str) -> bool:

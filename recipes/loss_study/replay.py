@@ -261,7 +261,7 @@ def _go_to(run: RunDir, learner: Learner, checkpoint: int | None) -> tuple[int, 
     """Give the learner the state of a checkpoint; return which, and the moving baselines that are kept with it."""
     if checkpoint == 0:
         return 0, {}
-    with Checkpointer(run.checkpoints) as checkpointer:
+    with Checkpointer(run.checkpoints, read_only=True) as checkpointer:
         chosen = checkpointer.latest() if checkpoint is None else checkpoint
         if chosen is None:
             raise ValueError(f"{run.path} has no checkpoint yet; replay_checkpoint=0 takes the weights before training")

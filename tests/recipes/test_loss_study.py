@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from small_run import BYTES, Late, small, write_model
+from small_run import Late, small, write_model
 
 from jaxrl.algo.tokens import TokenInputs
 from jaxrl.runtime.log import read_metrics
@@ -501,7 +501,7 @@ def test_a_variant_that_asks_what_was_not_recorded_is_not_replayed(variant: str,
 def test_a_replay_scores_under_the_reference_of_the_run(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model")
     shape, params = load_policy(model, dtype=jnp.float32)
-    save_policy(tmp_path / "other", shape, params | {"embed": params["embed"] * 1.5}, BYTES)
+    save_policy(tmp_path / "other", shape, params | {"embed": params["embed"] * 1.5}, "tiny")
     settings = {"loss_fn": "grpo_kl", "loss_fn_config": {"kl_coef": 5.0}, "reference_model": str(tmp_path / "other")}
     run_at = main(small(model, tmp_path / "run", data={"val_tasks": ()}, max_steps=2, num_groups_to_log=2, **settings))
     path = run(

@@ -35,7 +35,7 @@ def test_the_seed_makes_the_weights_of_tiny() -> None:
 
 
 def test_a_saved_policy_is_read_back_with_its_byte_tokenizer(tmp_path: Path) -> None:
-    save_policy(tmp_path / "model", TALKER, talker().params, BYTES)
+    save_policy(tmp_path / "model", TALKER, talker().params, "tiny")
     config, params = load_policy(str(tmp_path / "model"), dtype=jnp.float32)
     assert config == policy_config(str(tmp_path / "model")) == TALKER
     assert same(params, talker().params)
@@ -44,14 +44,14 @@ def test_a_saved_policy_is_read_back_with_its_byte_tokenizer(tmp_path: Path) -> 
 
 
 def test_another_class_of_tokenizer_is_not_taken_for_bytes(tmp_path: Path) -> None:
-    save_policy(tmp_path / "model", TALKER, talker().params, BYTES)
+    save_policy(tmp_path / "model", TALKER, talker().params, "tiny")
     (tmp_path / "model" / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "Other"}))
     with pytest.raises(FileNotFoundError, match="has no tokenizer"):
         policy_tokenizer(str(tmp_path / "model"))
 
 
 def test_damage_is_found_without_reading_a_weight(tmp_path: Path) -> None:
-    save_policy(tmp_path / "model", TALKER, talker().params, BYTES)
+    save_policy(tmp_path / "model", TALKER, talker().params, "tiny")
     file = tmp_path / "model" / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
     with pytest.raises(ValueError, match=r"model.safetensors \(\d+ bytes\) is not a complete safetensors file"):
