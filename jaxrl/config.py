@@ -25,6 +25,7 @@ from jaxrl.runtime.learner import MeshShape, Packing
 from jaxrl.runtime.schedule import EngineConfig
 from jaxrl.runtime.strategy import FailFast, Strategy
 from jaxrl.runtime.warm_start import Demonstrator, WarmStart
+from jaxrl.settings import at_least
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +56,7 @@ class AsyncConfig:
         at_least("off_policy.groups_per_batch", self.groups_per_batch, 1)
 
 
-@chz.chz
+@chz.chz(typecheck=True)
 class Config:
     """Everything a run depends on. Nested fields are set with dots: optimizer.schedule=cosine."""
 
@@ -134,12 +135,6 @@ class Config:
     eval_every: int = chz.field(default=20, doc="steps between held-out evaluations; 0 is first and last only")
     save_every: int = chz.field(default=20, doc="steps between checkpoints; 0 is the last only")
     num_groups_to_log: int = chz.field(default=4, doc="groups of a batch whose episodes are recorded")
-
-
-def at_least(name: str, value: int, least: int) -> None:
-    """Raise ValueError, which names the option, for a value that is less."""
-    if value < least:
-        raise ValueError(f"{name}={value}: expected at least {least}")
 
 
 def parse(arguments: Sequence[str], **defaults: Any) -> Config:

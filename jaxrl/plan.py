@@ -1,12 +1,13 @@
 """A run's plan: its configuration held against the model, the data and itself, before a weight is read.
 
 `check` refuses what cannot work and what would have no effect, cheapest first: names, combinations, the tokenizer's
-template, the first task's prompt, the run directory. It must not load weights nor start anything that lasts.
+template, the first task's prompt. It must not load weights, write anything or start what lasts.
 """
 
 import dataclasses
 import importlib
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -22,14 +23,16 @@ from jaxrl.algo.algorithm import Algorithm, explain, resolve
 from jaxrl.algo.learning_rate import suggested_learning_rate
 from jaxrl.algo.objective import Objective
 from jaxrl.algo.optimizer import OptimizerConfig
+from jaxrl.algo.step import base_shardings, state_shardings
 from jaxrl.algo.variants import Variant, own_variant, variant
 from jaxrl.chat.renderer import Renderer
 from jaxrl.chat.tokenizer import Tokenizer
-from jaxrl.config import Config, at_least, config_renderer, describe
+from jaxrl.config import Config, config_renderer, describe
 from jaxrl.env import EnvGroupBuilder, RLDataset
 from jaxrl.models.config import ModelConfig
 from jaxrl.models.sharding import make_mesh
 from jaxrl.runtime.asyncio_bridge import open_asyncio
+from jaxrl.runtime.checkpoint import Checkpointer
 from jaxrl.runtime.engine import EngineConfig
 from jaxrl.runtime.episode import Limits
 from jaxrl.runtime.executor import refuse_fork
@@ -37,15 +40,19 @@ from jaxrl.runtime.learner import MeshShape, Packing
 from jaxrl.runtime.loop import Mode, Sampling, Teaching
 from jaxrl.runtime.opponents import NoSampler
 from jaxrl.runtime.policy import check_policy, policy_config, policy_tokenizer
-from jaxrl.runtime.run_dir import RunDir, open_run_dir
+from jaxrl.runtime.run_dir import RunDir, is_run_dir
 from jaxrl.runtime.signals import run_interruptible
+from jaxrl.settings import above_zero, at_least
 
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """A configuration that was checked, with the small things made from it."""
+    """A configuration that was checked, with the small things made from it.
+
+    recorded: what a resumed run must agree with. not_resumable: why there can be none, None where there can.
+    """
 
     model: ModelConfig
     renderer: Renderer
@@ -61,7 +68,8 @@ class Plan:
     dtype: Any
     mesh: Mesh | None
     steps: int
-    run_dir: RunDir
+    recorded: Mapping[str, Any]
+    not_resumable: str | None
 
 
 def check(config: Config, executor: Executor | None) -> Plan:
@@ -70,6 +78,7 @@ def check(config: Config, executor: Executor | None) -> Plan:
         raise ValueError("dataset_builder is not given: name what to train on, or call train_multi_turn with tasks")
     algorithm = checked_algorithm(config)
     sampling, mode = sampling_of(config), _mode(config, executor)
+    _check_inputs_stay(config)
     _check_frozen(config)
     _check_counts(config)
     dtype, mesh = _dtype(config.dtype), _mesh(config.mesh)
@@ -83,19 +92,15 @@ def check(config: Config, executor: Executor | None) -> Plan:
         )
     _check_references(config, tokenizer)
     renderer = config_renderer(config, tokenizer)
-    train, test = run_interruptible(_datasets, config, renderer, 2 if needs_peers(algorithm.advantage) else 1)
+    train, test = run_interruptible(_datasets, config, renderer, algorithm)
     steps = steps_of(config, train)
     _check_used(config, train, test)
     _check_gap(config, steps)
     optimizer = _optimizer(config, model, steps)
+    if mesh is not None:  # an axis that does not divide
+        base_shardings(model, mesh)
+        state_shardings(model, config.lora, optimizer, mesh)
     check_policy(config.model_name)
-    # Last, because it may delete what was there.
-    run_dir = open_run_dir(
-        config.log_path,
-        config.behavior_if_log_dir_exists,
-        config=_recorded(config, optimizer),
-        not_resumable=_PAST_WEIGHTS if config.sampler_gap is not None else None,
-    )
     return Plan(
         model=model,
         renderer=renderer,
@@ -111,13 +116,14 @@ def check(config: Config, executor: Executor | None) -> Plan:
         dtype=dtype,
         mesh=mesh,
         steps=steps,
-        run_dir=run_dir,
+        recorded=_recorded(config, optimizer),
+        not_resumable=_PAST_WEIGHTS if config.sampler_gap is not None else None,
     )
 
 
 def _check_counts(config: Config) -> None:
-    if config.max_steps is not None and config.max_steps < 1:
-        raise ValueError(f"max_steps={config.max_steps}: expected at least 1, or None for one pass over the data")
+    if config.max_steps is not None:
+        at_least("max_steps", config.max_steps, 1)
     for name in ("eval_every", "save_every", "num_groups_to_log", "seed"):
         at_least(name, getattr(config, name), 0)
 
@@ -144,12 +150,11 @@ def _check_shapes(config: Config, model: ModelConfig, packing: Packing) -> None:
 
 def sampling_of(config: Config) -> Sampling:
     """How episodes are drawn, in training and in evaluation."""
-    if not config.temperature > 0:
-        raise ValueError(f"temperature={config.temperature}: training needs one above 0; greedy samples teach nothing")
-    if config.eval_temperature is not None and not config.eval_temperature >= 0:
-        raise ValueError(f"eval_temperature={config.eval_temperature}: expected 0 (greedy) or more")
-    if config.val_max_turns is not None and config.val_max_turns < 1:
-        raise ValueError(f"val_max_turns={config.val_max_turns}: expected at least 1, or None for max_turns")
+    above_zero("temperature", config.temperature)  # greedy samples teach nothing
+    if config.eval_temperature:  # 0 is greedy
+        above_zero("eval_temperature", config.eval_temperature)
+    if config.val_max_turns is not None:
+        at_least("val_max_turns", config.val_max_turns, 1)
     limits = Limits(**{f.name: getattr(config, f.name) for f in dataclasses.fields(Limits)})
     held_out = limits if config.val_max_turns is None else dataclasses.replace(limits, max_turns=config.val_max_turns)
     eval_temperature = config.temperature if config.eval_temperature is None else config.eval_temperature
@@ -203,6 +208,18 @@ def _check_gap(config: Config, steps: int) -> None:
         )
 
 
+def _check_inputs_stay(config: Config) -> None:
+    """Refuse to read what lies in the run's own directory, which may be emptied before."""
+    own = Path(config.log_path).expanduser().resolve()
+    named = {"model_name": config.model_name, "reference_model": config.reference_model}
+    named |= {f"teachers[{tag!r}]": name for tag, name in config.teachers.items()}
+    named |= {f"frozen_policies[{name!r}]": past for name, past in config.frozen_policies.items()}
+    for what, name in named.items():
+        path = Path(name or "").expanduser().resolve()
+        if name and path.exists() and path.is_relative_to(own):
+            raise ValueError(f"{what}={name!r} lies in log_path={config.log_path!r}: give this run another log_path")
+
+
 def past_run(path: str) -> RunDir:
     """The run directory of a finished run that a frozen policy is taken from."""
     return RunDir(Path(path).expanduser())
@@ -212,8 +229,15 @@ def _check_frozen(config: Config) -> None:
     for name, past in config.frozen_policies.items():
         if config.lora is None:
             raise ValueError(f"frozen_policies={{{name!r}: ...}} are adapters, and lora=None trains none; give a LoRA")
-        if not past_run(past).checkpoints.is_dir():
+        run = past_run(past)
+        if not is_run_dir(run.path) or not run.checkpoints.is_dir():
             raise ValueError(f"frozen_policies: {name!r} is {past!r}, which has no checkpoints; name a run directory")
+        with Checkpointer(run.checkpoints, read_only=True) as checkpoints:
+            if checkpoints.latest() is None:
+                raise ValueError(f"frozen_policies: {past} holds no complete checkpoint; name a run that has saved one")
+        theirs, ours = json.loads(run.config.read_text())["lora"], describe(config.lora)
+        if theirs != ours:
+            raise ValueError(f"frozen_policies: {name!r} is {past!r}, which trained lora={theirs}, and this run {ours}")
 
 
 def _check_used(config: Config, train: RLDataset, test: RLDataset | None) -> None:
@@ -387,28 +411,27 @@ def _mesh(shape: MeshShape) -> Mesh | None:
     return make_mesh(shape.data, shape.fsdp, shape.tensor)
 
 
-async def _datasets(config: Config, renderer: Renderer, least: int) -> tuple[RLDataset, RLDataset | None]:
-    """Build the datasets and open the first episode, to see that it can be played at all.
-
-    least: members without which a group teaches nothing.
-    """
+async def _datasets(config: Config, renderer: Renderer, algorithm: Algorithm) -> tuple[RLDataset, RLDataset | None]:
+    """Build the datasets and open the first episode, to see that it can be played at all."""
     assert config.dataset_builder is not None
     train, test = await config.dataset_builder(renderer)
     if not len(train):
         raise ValueError("the training dataset is empty: give at least one batch of tasks")
     async with open_asyncio():
-        await _try_first(train.get_batch(0)[0], config.engine.context, least)
+        await _try_first(train.get_batch(0)[0], config.engine.context, algorithm)
     return train, test
 
 
-async def _try_first(builder: EnvGroupBuilder, context: int, least: int) -> None:
+async def _try_first(builder: EnvGroupBuilder, context: int, algorithm: Algorithm) -> None:
     try:
         with trio.fail_after(_LOOK_SECONDS):
             members, prompt = await _look_at(builder)
     except Exception as error:
-        error.add_note(f"in a first look, before training, at task {builder.describe()!r}")
+        error.add_note(f"in a first look, before training, at task {builder.describe()[:_SHOWN]!r}")
         raise
-    if members < least:
+    if algorithm.objective.loss.row.pairs and members != 2:
+        raise ValueError(f"group_size={members}: the loss compares pairs of episodes; set it to 2")
+    if members < 2 and needs_peers(algorithm.advantage):
         raise ValueError(
             f"group_size={members}: an episode is judged against the others of its group, so a group of one teaches "
             "nothing; use at least 2, or advantage=critic, whose values are what it is judged against"
@@ -416,10 +439,11 @@ async def _try_first(builder: EnvGroupBuilder, context: int, least: int) -> None
     if prompt >= context:
         raise ValueError(
             f"the prompt of the first task has {prompt} tokens, which leaves no room to answer in "
-            f"engine.context={context}: {builder.describe()!r}. Raise engine.context or shorten the prompt"
+            f"engine.context={context}; raise that, or shorten the prompt: {builder.describe()[:_SHOWN]!r}"
         )
 
 
+_SHOWN = 200  # characters of a task's description
 _LOOK_SECONDS = 600.0  # the first container may have to be fetched
 
 

@@ -41,7 +41,7 @@ from jaxrl.runtime.message_env import MessageEnvDataset, TurnRules
 from jaxrl.runtime.policy import load_policy, save_policy
 from jaxrl.runtime.report import write_report
 from jaxrl.runtime.rollout import PlayGroup
-from jaxrl.runtime.run_dir import RunDir
+from jaxrl.runtime.run_dir import RunDir, claimed, open_run_dir
 from jaxrl.runtime.sampler import Sampler
 from jaxrl.runtime.signals import run_interruptible
 from jaxrl.runtime.warm_start import run_warm_start
@@ -64,9 +64,6 @@ __all__ = [
 ]
 
 
-INTERRUPTED = "interrupted; the last checkpoint is whole: behavior_if_log_dir_exists=resume goes on"
-
-
 def command(
     defaults: Mapping[str, Any],
     *,
@@ -78,10 +75,23 @@ def command(
     A default that is a dataclass can be overridden as a whole (lora=None) or field by field (lora.rank=8). check raises
     ValueError for what does not go together; afterwards is given the run directory. Errors end in one line.
     """
-    with one_line_errors(interrupted=INTERRUPTED):
+    with one_line_errors():
         config = parse(sys.argv[1:], **defaults)
         check(config)
+    with one_line_errors(interrupted=lambda: _how_it_goes_on(config)):
         afterwards(config, main(config))
+
+
+def _how_it_goes_on(config: Config) -> str:
+    """What an interrupted run has saved."""
+    run = RunDir(Path(config.log_path).expanduser())
+    saved = None
+    if run.checkpoints.is_dir():
+        with Checkpointer(run.checkpoints, read_only=True) as checkpoints:
+            saved = checkpoints.latest()
+    if saved is None:
+        return f"interrupted before the first checkpoint (save_every={config.save_every}): a resumed run starts over"
+    return f"interrupted; behavior_if_log_dir_exists=resume goes on after step {saved}"
 
 
 def main(
@@ -104,9 +114,16 @@ def main(
     """
     workers = _workers(rollout_executor, rollout_host, rollout_advertised)
     plan = check(config, rollout_executor)
-    run_interruptible(_run, config, plan, workers)
-    _say_how_it_went(plan.run_dir, Console(stderr=True))
-    return plan.run_dir.path
+    with claimed(config.log_path):
+        run_dir = open_run_dir(
+            config.log_path,
+            config.behavior_if_log_dir_exists,
+            config=plan.recorded,
+            not_resumable=plan.not_resumable,
+        )
+        run_interruptible(_run, config, plan, run_dir, workers)
+        _say_how_it_went(run_dir, _console())
+    return run_dir.path
 
 
 def train_multi_turn(
@@ -169,17 +186,19 @@ def _workers(executor: Executor | None, host: str, advertised: str | None) -> _W
     return None
 
 
-async def _run(config: Config, plan: Plan, workers: _Workers | None) -> None:
+async def _run(config: Config, plan: Plan, run_dir: RunDir, workers: _Workers | None) -> None:
     limiter = trio.CapacityLimiter(1)
-    learner = await trio.to_thread.run_sync(_make_learner, config, plan, limiter=limiter)
+    learner = await trio.to_thread.run_sync(_make_learner, config, plan, run_dir, limiter=limiter)
     with ExitStack() as stack:
-        checkpointer = stack.enter_context(Checkpointer(plan.run_dir.checkpoints))
-        start, supplied = checkpointer.latest() if plan.run_dir.resumed else None, {}
+        checkpointer = stack.enter_context(Checkpointer(run_dir.checkpoints))
+        start, supplied = checkpointer.latest() if run_dir.resumed else None, {}
         if start is not None:
             state, supplied = checkpointer.restore(start, learner.abstract_state())
             learner.restore(state)
         start = start or 0
-        log = stack.enter_context(MetricsLog(plan.run_dir.metrics, start=start))
+        if run_dir.resumed:
+            _console().print(f"resumed after step {start}" if start else "no checkpoint yet: starts over", markup=False)
+        log = stack.enter_context(MetricsLog(run_dir.metrics, start=start))
         progress = stack.enter_context(Progress(plan.steps, start=start))
         weights = learner.weights
         if plan.mode.steps_ahead:
@@ -210,7 +229,7 @@ async def _run(config: Config, plan: Plan, workers: _Workers | None) -> None:
                 schedule=Schedule(plan.steps, config.eval_every, config.save_every),
                 sampling=plan.sampling,
                 teaching=plan.teaching,
-                run_dir=plan.run_dir,
+                run_dir=run_dir,
                 checkpointer=checkpointer,
                 log=log,
                 progress=progress,
@@ -221,7 +240,7 @@ async def _run(config: Config, plan: Plan, workers: _Workers | None) -> None:
                 lag=Lag(config.sampler_gap, seed=config.seed) if config.sampler_gap else None,
             )
             await train_loop(run, start=start, supplied=supplied)
-    await trio.to_thread.run_sync(write_report, plan.run_dir.path)
+    await trio.to_thread.run_sync(write_report, run_dir.path)
 
 
 def _last_adapter(past: str, learner: Learner) -> Any:
@@ -234,8 +253,8 @@ def _last_adapter(past: str, learner: Learner) -> Any:
     return state.params
 
 
-def _make_learner(config: Config, plan: Plan) -> Learner:
-    model, params = _load_or_warm_start(config, plan)
+def _make_learner(config: Config, plan: Plan, run_dir: RunDir) -> Learner:
+    model, params = _load_or_warm_start(config, plan, run_dir)
     return Learner(
         model,
         params,
@@ -259,9 +278,9 @@ def _references(config: Config, plan: Plan) -> dict[str, Reference]:
     return {tag: Reference(*load(name)) for tag, name in references_named(config).items()}
 
 
-def _load_or_warm_start(config: Config, plan: Plan) -> tuple[ModelConfig, Params]:
+def _load_or_warm_start(config: Config, plan: Plan, run_dir: RunDir) -> tuple[ModelConfig, Params]:
     """The base of the run. A warm start is kept in the run directory, so that a resumed run starts from the same."""
-    kept = plan.run_dir.path / "warm_start"
+    kept = run_dir.path / "warm_start"
     if config.warm_start is not None and (kept / "model").is_dir():
         return load_policy(str(kept / "model"), dtype=plan.dtype, mesh=plan.mesh)
     model, params = load_policy(config.model_name, dtype=plan.dtype, seed=config.seed, mesh=plan.mesh)
@@ -290,6 +309,10 @@ def _load_or_warm_start(config: Config, plan: Plan) -> tuple[ModelConfig, Params
 # --- what the user sees --------------------------------------------------------------------------
 
 
+def _console() -> Console:
+    return Console(stderr=True, soft_wrap=True)
+
+
 def _say_how_it_went(run_dir: RunDir, console: Console) -> None:
     """Held-out success before and after, and where everything lies."""
     steps = read_metrics(run_dir.metrics)
@@ -303,4 +326,6 @@ def _say_how_it_went(run_dir: RunDir, console: Console) -> None:
             f"{len(steps)} steps (the same tasks, sampled the same way)",
             markup=False,
         )
-    console.print(f"report: {run_dir.report}\ncurve:  {run_dir.curve}", markup=False, soft_wrap=True)
+    if idle := sum(not m["data/groups_trained"] for m in steps):
+        console.print(f"{idle} of {len(steps)} steps trained nothing: no group had rewards to tell apart", markup=False)
+    console.print(f"report: {run_dir.report}\ncurve:  {run_dir.curve}", markup=False)

@@ -26,7 +26,7 @@ from jaxrl.models.lora import LoraConfig
 from jaxrl.runtime.engine import EngineConfig
 from jaxrl.runtime.learner import Packing
 from jaxrl.runtime.message_env import MessageEnvDataset
-from jaxrl.runtime.warm_start import Demonstration, Demonstrator, WarmStart
+from jaxrl.runtime.warm_start import Demonstration, Demonstrator, WarmStart, check_same_settings
 from jaxrl.train import Config, command, one_line_errors
 
 

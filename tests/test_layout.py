@@ -11,6 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 LAYERS = (
     "types",
+    "settings",
     "env",
     "http",
     "seats",

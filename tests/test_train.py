@@ -30,6 +30,7 @@ from jaxrl.runtime.learner import MeshShape, Packing
 from jaxrl.runtime.log import read_metrics
 from jaxrl.runtime.message_env import MessageEnvDataset, TurnRules
 from jaxrl.runtime.run_dir import FREE_KEYS
+from jaxrl.runtime.strategy import FailFast
 from jaxrl.train import Config, StreamMinibatchConfig, command, describe, main, one_line_errors, parse, train_multi_turn
 from jaxrl.types import Message, StopReason, Task
 
@@ -376,9 +377,9 @@ LONG = (Task("word " * 30),)
         ({"loss_fn": "ppo", "loss_fn_config": {"clip_lo": 0.8}}, "nearest names are clip_low_threshold"),
         ({"loss_fn": "ppo", "loss_fn_config": {"aggregation_constant": 9.0}}, "constant=9.0 would have no effect"),
         ({"loss_fn": "dr_grpo"}, "divides by a constant length"),
-        ({"temperature": 0.0}, "temperature=0.0: training needs one above 0"),
+        ({"temperature": 0.0}, "temperature=0.0: expected a finite number above 0"),
         ({"temperature": float("nan")}, "temperature=nan"),
-        ({"eval_temperature": -1.0}, r"eval_temperature=-1.0: expected 0 \(greedy\) or more"),
+        ({"eval_temperature": -1.0}, "eval_temperature=-1.0: expected a finite number above 0"),
         ({"max_tokens": 0}, "max_tokens=0: expected at least 1"),
         ({"max_turns": 0}, "max_turns=0: expected at least 1"),
         ({"max_sampled_tokens": -1}, "max_sampled_tokens=-1: expected at least 1"),
@@ -403,6 +404,7 @@ LONG = (Task("word " * 30),)
         ({"packing": Packing((64,), 4), "mesh": MeshShape(data=3)}, "packing.rows=4 do not divide among mesh.data=3"),
         ({"packing": Packing((64,), 64), "mesh": MeshShape(data=64)}, "data=64, fsdp=1, tensor=1 needs 64 devices"),
         ({"data": {"tasks": LONG}, "max_steps": 1}, "the prompt of the first task has 15. tokens.*engine.context=64"),
+        ({"loss_fn_config": {"loss": "dpo"}}, "group_size=3: the loss compares pairs of episodes; set it to 2"),
         ({"data": {"group_size": 1}}, "group_size=1: an episode is judged against the others"),
         ({"data": {"tasks": ()}}, "tasks is empty"),
         ({"model_name": "./nowhere"}, "nowhere: no such file or directory"),
@@ -423,6 +425,20 @@ def test_what_may_differ_between_a_run_and_its_continuation_are_options() -> Non
 
 
 @pytest.mark.usefixtures("unread")
+def test_I12_a_frozen_policy_has_the_adapter_that_is_trained(finished: Path, model: str, tmp_path: Path) -> None:
+    past = {"frozen_policies": {"past": str(finished)}}
+    with pytest.raises(ValueError, match=r"'past' is .*, which trained lora=.*'rank': 2.*, and this run .*'rank': 3"):
+        main(small(model, tmp_path / "run", lora=LoraConfig(3, 4.0, ("q_proj", "down_proj")), **past))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("changes", [{"max_turns": 2.5}, {"max_steps": "3"}, {"rollout_strategy": FailFast}], ids=str)
+def test_I12_an_option_of_another_type_is_named(changes: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match=next(iter(changes))):
+        small("tiny", Path("run"), **changes)
+
+
+@pytest.mark.usefixtures("unread")
 def test_a_directory_in_use_is_refused(finished: Path, model: str) -> None:
     for behavior in ("raise", "ask"):  # there is no terminal to ask on
         with pytest.raises(ValueError, match=r"in use.*=resume continues it, =delete starts over"):
@@ -432,15 +448,24 @@ def test_a_directory_in_use_is_refused(finished: Path, model: str) -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"loss_fn": "nonsense"}, {"mesh": MeshShape(tensor=64)}, {"max_steps": 11}, {"sampler_gap": SamplerGap(9)}],
+    [
+        lambda run: {"loss_fn": "nonsense"},
+        lambda run: {"mesh": MeshShape(tensor=64)},
+        lambda run: {"max_steps": 11},
+        lambda run: {"sampler_gap": SamplerGap(9)},
+        lambda run: {"model_name": f"{run}/warm_start/model"},
+        lambda run: {"reference_model": f"{run}/warm_start/model", "loss_fn_config": {"kl": "k3"}},
+        lambda run: {"frozen_policies": {"past": str(run)}},
+        lambda run: {"frozen_policies": {"past": f"{run.parent}/nowhere"}},
+    ],
 )
 @pytest.mark.usefixtures("unread")
 def test_I12_what_is_wrong_is_found_before_a_directory_is_deleted(
-    changes: dict[str, Any], finished: Path, model: str
+    changes: Callable[[Path], dict[str, Any]], finished: Path, model: str
 ) -> None:
-    before = sorted(finished.iterdir())
-    with pytest.raises(ValueError, match=next(iter(changes))):
-        main(small(model, finished, behavior_if_log_dir_exists="delete", **changes))
+    before, wrong = sorted(finished.iterdir()), changes(finished)
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        main(small(wrong.pop("model_name", model), finished, behavior_if_log_dir_exists="delete", **wrong))
     assert sorted(finished.iterdir()) == before
 
 
@@ -565,8 +590,12 @@ def test_ctrl_c_ends_a_command_in_one_line_and_code_130(
         command(defaults(tmp_path))
     assert exit.value.code == 130
     said = capsys.readouterr().err
-    assert said.startswith("interrupted; the last checkpoint is whole: behavior_if_log_dir_exists=resume")
-    assert said.count("\n") == 1
+    assert said == "interrupted before the first checkpoint (save_every=20): a resumed run starts over\n"
+    with Checkpointer(tmp_path / "run" / "checkpoints") as checkpoints:
+        checkpoints.save(40, {"x": np.zeros(1)})
+    with pytest.raises(SystemExit):
+        command(defaults(tmp_path))
+    assert capsys.readouterr().err == "interrupted; behavior_if_log_dir_exists=resume goes on after step 40\n"
 
 
 def test_tasks_and_a_factory_are_enough(monkeypatch: pytest.MonkeyPatch, model: str, tmp_path: Path) -> None:

@@ -66,13 +66,13 @@ def choose_width(data_D: Sequence[Datum], buckets: Sequence[int]) -> int:
 
 def pack(
     data_D: Sequence[Datum],
-    weights_D: Sequence[Float[np.ndarray, "_"]],
+    weights_D: Sequence[Float[np.ndarray, " _"]],
     *,
     width: int,
     rows: int,
     micro_batches: int | None = None,
     columns: Collection[str] = (),
-    observed_D: Sequence[Float[np.ndarray, "_"]] = (),
+    observed_D: Sequence[Float[np.ndarray, " _"]] = (),
 ) -> Batch:
     """First-fit-decreasing packing into rows of `width` positions, `rows` rows a micro-batch. Deterministic.
 

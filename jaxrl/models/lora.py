@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jaxrl.models.config import ModelConfig
 from jaxrl.models.linear import matmul
 from jaxrl.models.spec import Params, ParamSpec, layer_specs
+from jaxrl.settings import above_zero, at_least
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
@@ -30,8 +31,8 @@ class LoraConfig:
     targets: tuple[str, ...] = TARGETS
 
     def __post_init__(self) -> None:
-        if self.rank < 1:
-            raise ValueError(f"lora rank={self.rank}: expected at least 1; to train all weights give no LoRA at all")
+        at_least("lora.rank", self.rank, 1)  # to train all weights give no LoRA at all
+        above_zero("lora.alpha", self.alpha)
         unknown = [t for t in self.targets if t not in TARGETS]
         if unknown or not self.targets:
             raise ValueError(f"lora targets={self.targets}: expected one or more of {', '.join(TARGETS)}")

@@ -5,7 +5,7 @@ Knows exceptions only. It must not know what was being run.
 
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import trio
@@ -63,15 +63,15 @@ def _while_cancelled(error: BaseException | None) -> bool:
 
 
 @contextmanager
-def one_line_errors(*, interrupted: str = "interrupted") -> Iterator[None]:
+def one_line_errors(*, interrupted: Callable[[], str] = lambda: "interrupted") -> Iterator[None]:
     """For commands: mistakes of the user, Ctrl-C and SIGTERM end in one line, not in a traceback.
 
-    interrupted: that line after Ctrl-C or SIGTERM. The exit codes are 2, 130 and 143.
+    interrupted: gives that line after Ctrl-C or SIGTERM. The exit codes are 2, 130 and 143.
     """
     try:
         yield
     except KeyboardInterrupt as interrupt:
-        print(interrupted, file=sys.stderr)
+        print(interrupted(), file=sys.stderr)
         sys.exit(exit_code(interrupt))
     except EntrypointHelpException as text:
         print(text)

@@ -48,6 +48,7 @@ from jaxrl.models.config import ModelConfig
 from jaxrl.models.lora import LoraConfig, lora_specs
 from jaxrl.models.spec import Params
 from jaxrl.runtime.engine import Weights
+from jaxrl.settings import ascending, at_least
 from jaxrl.types import Datum
 
 # A program is a function of its settings, so learners with equal ones share it: many runs in a process compile once.
@@ -69,10 +70,10 @@ class Packing:
     rows: int = 8
 
     def __post_init__(self) -> None:
-        if not self.widths or min(self.widths) < 1:
-            raise ValueError(f"packing.widths={self.widths}: expected at least one width, each at least 1")
-        if self.rows < 1:
-            raise ValueError(f"packing.rows={self.rows}: expected at least 1")
+        if not self.widths:
+            raise ValueError("packing.widths is empty: name at least one, such as that of engine.context")
+        ascending("packing.widths", self.widths)
+        at_least("packing.rows", self.rows, 1)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,8 @@ configuration means, nor read or write metrics, checkpoints or rollouts (`log.py
     metrics.jsonl   rollouts/   checkpoints/   report.html   curve.png
 """
 
+import errno
+import fcntl
 import functools
 import json
 import os
@@ -17,10 +19,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any, Literal, get_args
+
+import jax
 
 Behavior = Literal["ask", "resume", "delete", "raise"]
 
@@ -107,9 +112,9 @@ def open_run_dir(
     """Create the run directory, or take over the one that is there, as `behavior` says.
 
     An absent or empty directory is always created. Otherwise: "raise" refuses; "delete" empties it, but only if it
-    is a run directory; "resume" requires the same configuration except for `free_keys` (dotted names, or last parts
-    of them); "ask" asks on a terminal and refuses elsewhere. `config` is a JSON-able mapping. `not_resumable` is why
-    such a run cannot be continued, None where it can. `ask` answers a question (the default reads the terminal). Writes
+    is a run directory; "resume" requires the same configuration except for `free_keys` (dotted names, with all below
+    them); "ask" asks on a terminal and refuses elsewhere. `config` is a JSON-able mapping. `not_resumable` is why a run
+    cannot be continued, None where it can. `ask` answers a question (the default reads the terminal). Writes
     config.json and versions.json. Raises RunDirError.
     """
     if behavior not in get_args(Behavior):
@@ -139,6 +144,37 @@ def open_run_dir(
         )
     _check_same(where, config, free_keys)
     return _start(where, config, resumed=True)
+
+
+@contextmanager
+def claimed(path: str | Path) -> Iterator[None]:
+    """Keep other processes out of a run directory, which is made if it is not there, for the length of the block.
+
+    Resources: a lock on the directory itself, which ends with the process at the latest. Of several JAX processes of
+    one run the first one has it. A file system without locks keeps nobody out. Raises RunDirError.
+    """
+    where = Path(path).expanduser()
+    try:
+        where.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunDirError(f"log_path={where} cannot be made ({error}); give another log_path") from error
+    if jax.process_index() != 0:
+        yield
+        return
+    descriptor = os.open(where, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            os.close(descriptor)
+            raise RunDirError(f"log_path={where} is in use by another process: wait for it, or give another") from error
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 def versions() -> dict[str, Any]:
@@ -243,8 +279,7 @@ def _check_same(where: Path, config: dict[str, Any], free_keys: frozenset[str]) 
 
 
 def _is_free(key: str, free_keys: frozenset[str]) -> bool:
-    parts = key.split(".")
-    return any(part in free_keys or ".".join(parts[: i + 1]) in free_keys for i, part in enumerate(parts))
+    return any(key == free or key.startswith(f"{free}.") for free in free_keys)
 
 
 def _git(folder: Path) -> dict[str, Any] | None:

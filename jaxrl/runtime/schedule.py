@@ -9,6 +9,8 @@ from typing import Literal, get_args
 
 import numpy as np
 
+from jaxrl.settings import ascending, at_least
+
 MAX_STOP_IDS = 8
 """Stop token ids a row may have; fixed, because it is a shape."""
 
@@ -38,9 +40,7 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         for name in ("slots", "context", "prompts", "prompt_context", "members", "decode_steps"):
-            least = 0 if name == "prompts" else 1
-            if getattr(self, name) < least:
-                raise ValueError(f"engine.{name}={getattr(self, name)}: expected at least {least}")
+            at_least(f"engine.{name}", getattr(self, name), 0 if name == "prompts" else 1)
         if self.on_publish not in get_args(OnPublish):
             raise ValueError(f"engine.on_publish={self.on_publish!r}: expected one of {', '.join(get_args(OnPublish))}")
         if self.prompt_context > self.context:
@@ -51,9 +51,7 @@ class EngineConfig:
         if not self.extend_lengths:
             raise ValueError("engine.extend_lengths is empty: name at least one prefill length, such as 128")
         for name in ("extend_lengths", "row_buckets", "position_buckets"):
-            sizes = getattr(self, name)
-            if list(sizes) != sorted(set(sizes)) or min(sizes, default=1) < 1:
-                raise ValueError(f"engine.{name}={sizes}: expected sizes of at least 1 in ascending order")
+            ascending(f"engine.{name}", getattr(self, name))
 
     @property
     def rows(self) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ import abc
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 from jax.sharding import Mesh
@@ -22,6 +22,7 @@ from jaxrl.models.config import ModelConfig
 from jaxrl.models.spec import Params
 from jaxrl.runtime.learner import Learner, Packing
 from jaxrl.runtime.log import MetricsLog, Progress
+from jaxrl.settings import above_zero, at_least
 from jaxrl.types import Datum, Message, ToolSpec
 
 
@@ -56,6 +57,9 @@ def check_same_settings(
             )
 
 
+TrainOn = Literal["all_assistant_messages", "last_assistant_message", "last_assistant_turn"]
+
+
 @dataclass(frozen=True)
 class WarmStart:
     """How long and how fast to learn from whom.
@@ -68,14 +72,14 @@ class WarmStart:
     steps: int = 150
     batch_size: int = 64
     learning_rate: float = 3e-3
-    train_on: Literal["all_assistant_messages", "last_assistant_message", "last_assistant_turn"] = (
-        "all_assistant_messages"
-    )
+    train_on: TrainOn = "all_assistant_messages"
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"warm_start.{name}={getattr(self, name)}: expected at least 1")
+            at_least(f"warm_start.{name}", getattr(self, name), 1)
+        above_zero("warm_start.learning_rate", self.learning_rate)
+        if self.train_on not in get_args(TrainOn):
+            raise ValueError(f"warm_start.train_on={self.train_on!r}: expected one of {', '.join(get_args(TrainOn))}")
 
 
 def run_warm_start(

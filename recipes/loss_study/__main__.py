@@ -72,7 +72,7 @@ def keep_compiled(folder: Path) -> None:
 
 def command(arguments: Sequence[str]) -> None:
     """Run, and say where the result lies."""
-    with one_line_errors(interrupted="interrupted; the same command goes on with what is not finished"):
+    with one_line_errors(interrupted=lambda: "interrupted; the same command goes on with what is not finished"):
         study = parse(arguments)
         keep_compiled(Path(study.log_path).expanduser() / "compiled")
         print(run(study))

@@ -53,7 +53,7 @@ def interrupted(run: Path, how: signal.Signals) -> None:
     assert child.returncode == 128 + how, errors
     assert said == ""
     last = errors.strip().splitlines()[-1]
-    assert last.startswith("interrupted; the last checkpoint is whole")
+    assert last.startswith("interrupted; behavior_if_log_dir_exists=resume goes on after step")
     assert "Traceback" not in errors
     assert not processes(group=child.pid), "a process outlived the run"
 

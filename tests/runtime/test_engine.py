@@ -339,7 +339,7 @@ def test_a_context_beyond_the_model_is_refused(policy: SmallPolicy) -> None:
     [("extend_lengths", (32, 8)), ("extend_lengths", (0, 8)), ("row_buckets", (4, 4)), ("position_buckets", (-1,))],
 )
 def test_I12_buckets_are_sizes_in_ascending_order(name: str, sizes: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match=rf"engine\.{name}=.*expected sizes of at least 1 in ascending order"):
+    with pytest.raises(ValueError, match=rf"engine\.{name}=.*expected (ascending sizes|at least 1)"):
         EngineConfig(**{name: sizes})
     with pytest.raises(ValueError, match="extend_lengths is empty"):
         EngineConfig(extend_lengths=())

@@ -333,8 +333,8 @@ def test_I12_an_objective_is_checked_when_it_is_written_down(arguments: tuple, m
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"widths": ()}, r"packing.widths=\(\): expected at least one"),
-        ({"widths": (0, 5)}, r"packing.widths=\(0, 5\): expected at least one width, each at least 1"),
+        ({"widths": ()}, "packing.widths is empty: name at least one"),
+        ({"widths": (0, 5)}, r"packing.widths=\(0, 5\), of which=0: expected at least 1"),
         ({"widths": (5,), "rows": 0}, "packing.rows=0: expected at least 1"),
     ],
 )

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from jaxrl.runtime.run_dir import RunDirError, is_run_dir, open_run_dir, write_atomic
+from jaxrl.runtime.run_dir import RunDirError, claimed, is_run_dir, open_run_dir, write_atomic
 
 CONFIG = {"model": "tiny", "lr": 1e-3, "max_steps": 10, "loss": {"name": "grpo", "clip": [0.2, 0.2]}, "seed": None}
 
@@ -176,3 +176,24 @@ def test_write_atomic_leaves_the_old_text_when_writing_fails(tmp_path):
     with pytest.raises(UnicodeEncodeError):
         write_atomic(path, "new\ud800")
     assert path.read_text() == "old"
+
+
+def test_a_directory_is_of_one_run_at_a_time(tmp_path):
+    with claimed(tmp_path / "run"):
+        assert (tmp_path / "run").is_dir()
+        with pytest.raises(RunDirError, match="is in use by another process"), claimed(tmp_path / "run"):
+            pass
+        with claimed(tmp_path / "other"):
+            pass
+    with claimed(tmp_path / "run"):  # it is free again
+        pass
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunDirError, match="cannot be made"), claimed(tmp_path / "file" / "run"):
+        pass
+
+
+def test_a_free_key_is_free_at_its_own_place_only(tmp_path):
+    open_run_dir(tmp_path, config={"env": {"max_steps": 1}, "max_steps": 1})
+    assert open_run_dir(tmp_path, "resume", config={"env": {"max_steps": 1}, "max_steps": 2}).resumed
+    with pytest.raises(RunDirError, match=r"env\.max_steps: was 1, now 2"):
+        open_run_dir(tmp_path, "resume", config={"env": {"max_steps": 2}, "max_steps": 2})
