@@ -17,7 +17,7 @@ def test_the_program_in_the_readme_has_at_most_thirty_lines() -> None:
 def test_the_program_in_the_readme_runs(tmp_path: Path) -> None:
     shorter = PROGRAM.replace("steps=30", "steps=4").replace("* 160", "* 32").replace("runs/", f"{tmp_path}/")
     assert shorter != PROGRAM
-    exec(compile(shorter, "README.md", "exec"), {"__name__": "readme"})
+    exec(compile(shorter, "README.md", "exec"), {"__name__": "__main__"})
     lines = (tmp_path / "letter" / "metrics.jsonl").read_text().splitlines()
     assert len(lines) == 4
     assert (tmp_path / "letter" / "report.html").is_file()
