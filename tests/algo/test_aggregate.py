@@ -88,8 +88,8 @@ def test_I5_properties(seed: int, name: str) -> None:
         assert (w[~data[i].mask] == 0).all()
     cut = int(rng.integers(1, len(data[0].tokens)))
     halves = [
-        replace(data[0], mask=np.where(np.arange(len(data[0].mask)) < cut, data[0].mask & side, data[0].mask & ~side))
-        for side in (True, False)
+        replace(data[0], mask=data[0].mask & ((np.arange(len(data[0].mask)) < cut) == is_first))
+        for is_first in (True, False)
     ]
     split = token_weights([*halves, *data[1:]], name, constant=constant_of(name))
     np.testing.assert_allclose(split[0] + split[1], weights[0])
