@@ -21,6 +21,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 from benchmarks.machine import here_and_now
+from jaxrl.runtime.log import points
 
 OUT = Path(__file__).parent / "quickstart"
 NAME = "test/env/all/success"
@@ -43,17 +44,16 @@ def read(path: Path) -> list[dict[str, float]]:
 
 
 def held_out(steps: list[dict[str, float]]) -> list[tuple[float, float]]:
-    """(steps trained, success); the last evaluation comes after its step, the others before theirs."""
-    points = [(m["step"], m[NAME]) for m in steps if NAME in m]
-    return [*points[:-1], (points[-1][0] + 1, points[-1][1])]
+    """(steps trained, success)."""
+    return list(zip(*points(steps, NAME), strict=True))
 
 
 def draw(curves: dict[int, list[tuple[float, float]]]) -> None:
     """One line a seed and their mean, to curve.png."""
     figure, axes = plt.subplots(figsize=(7, 3.6), dpi=160)
-    for seed, points in curves.items():
-        axes.plot(*zip(*points, strict=True), color="#7aa6c2", linewidth=1.2, marker="o", markersize=3)
-        axes.annotate(f"seed {seed}", points[-1], textcoords="offset points", xytext=(4, -3), fontsize=7, color="#555")
+    for seed, curve in curves.items():
+        axes.plot(*zip(*curve, strict=True), color="#7aa6c2", linewidth=1.2, marker="o", markersize=3)
+        axes.annotate(f"seed {seed}", curve[-1], textcoords="offset points", xytext=(4, -3), fontsize=7, color="#555")
     mean = [
         (x, sum(c[i][1] for c in curves.values()) / len(curves)) for i, (x, _) in enumerate(next(iter(curves.values())))
     ]

@@ -17,7 +17,8 @@ import time
 from pathlib import Path
 
 from benchmarks.machine import here_and_now
-from jaxrl.runtime.curve import Points, write_curve
+from jaxrl.runtime.curve import write_curve
+from jaxrl.runtime.log import points
 
 OUT = Path(__file__).parent / "recipes"
 
@@ -100,12 +101,6 @@ def draw(recipe: str) -> None:
         held_out=points(steps, MEASURES[recipe]),
         held_out_label=f"held-out {measure.removesuffix('/total')}{against}",
     )
-
-
-def points(steps: list[dict[str, float]], name: str) -> Points:
-    """(steps, values) of one metric."""
-    found = [(m["step"], m[name]) for m in steps if name in m]
-    return [x for x, _ in found], [y for _, y in found]
 
 
 def row(recipe: str) -> str:

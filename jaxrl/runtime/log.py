@@ -97,6 +97,18 @@ def held_out(metrics: Mapping[str, float]) -> str | None:
     return None
 
 
+def evaluated_at(step: float, metrics: Mapping[str, float]) -> float:
+    """Steps trained before the evaluation in the metrics of `step`: it precedes its step, but for the run's last."""
+    return step + (metrics.get("progress/done_frac") == 1)
+
+
+def points(steps: Sequence[Mapping[str, float]], name: str) -> tuple[list[float], list[float]]:
+    """Where a metric was recorded and finite: steps, or steps trained before an evaluation, and values."""
+    place = evaluated_at if name.startswith("test/") else lambda step, _: step
+    found = [(place(s["step"], s), s[name]) for s in steps if name in s and math.isfinite(s[name])]
+    return [x for x, _ in found], [y for _, y in found]
+
+
 class Progress:
     """Owns the live display of a run: a bar on a terminal, one line a step elsewhere. Use as a context manager."""
 

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from jaxrl.runtime.chart import Series, area_chart, line_chart, share_bar
 from jaxrl.runtime.curve import write_curve
-from jaxrl.runtime.log import REWARD, held_out, read_metrics
+from jaxrl.runtime.log import REWARD, held_out, points, read_metrics
 from jaxrl.runtime.record import read_records
 from jaxrl.runtime.run_dir import RunDir, write_atomic
 from jaxrl.runtime.style import CSS
@@ -97,8 +97,8 @@ def write_report(run_dir: str | Path) -> Path:
     write_curve(
         run.curve,
         title=run.path.resolve().name,
-        train=_points(steps, REWARD),
-        held_out=_points(steps, name) if name else ((), ()),
+        train=points(steps, REWARD),
+        held_out=points(steps, name) if name else ((), ()),
         held_out_label=f"held-out {_last_part(name)}" if name else "",
     )
     return run.report
@@ -126,7 +126,7 @@ def outcome(steps: Steps) -> str:
         return "No step is finished yet."
     name = held_out_name(steps)
     what, (xs, ys) = (
-        (f"Held-out {_last_part(name)}", _points(steps, name)) if name else ("Training reward", _points(steps, REWARD))
+        (f"Held-out {_last_part(name)}", points(steps, name)) if name else ("Training reward", points(steps, REWARD))
     )
     if not ys:
         return f"{len(steps)} steps; no reward was recorded."
@@ -146,12 +146,6 @@ def held_out_name(steps: Steps) -> str | None:
 
 
 # --- numbers -------------------------------------------------------------------------------------
-
-
-def _points(steps: Steps, name: str) -> tuple[list[float], list[float]]:
-    """Steps and values where the metric was recorded and finite."""
-    found = [(s["step"], s[name]) for s in steps if name in s and math.isfinite(s[name])]
-    return [x for x, _ in found], [y for _, y in found]
 
 
 def _names(steps: Steps) -> list[str]:
@@ -174,7 +168,7 @@ def _seconds(value: float) -> str:
 
 
 def _total(steps: Steps, name: str) -> float:
-    return sum(_points(steps, name)[1])
+    return sum(points(steps, name)[1])
 
 
 def _last_part(name: str | None) -> str:
@@ -200,7 +194,7 @@ def _tiles(steps: Steps) -> str:
     tiles = [("steps", str(len(steps)))]
     name = held_out_name(steps)
     for label, metric in ((f"held-out {_last_part(name)}", name), ("training reward", REWARD)):
-        ys = _points(steps, metric)[1] if metric else []
+        ys = points(steps, metric)[1] if metric else []
         if ys:
             show = _rate if metric == name and not label.endswith("reward") else _short
             tiles.append((label, show(ys[0]) + (f" \u2192 {show(ys[-1])}" if len(ys) > 1 else "")))
@@ -238,7 +232,7 @@ def _chart(chart: Chart, steps: Steps) -> str:
         return _share_chart(names, steps)
     if chart.metrics == ("test/",):
         names = _headline_metrics(names)
-    lines = [Series(_label(chart, n, names), *_points(steps, n)) for n in names if _points(steps, n)[0]]
+    lines = [Series(_label(chart, n, names), *points(steps, n)) for n in names if points(steps, n)[0]]
     return line_chart(lines, smooth=chart.kind == "smooth", zero=chart.kind != "smooth") if lines else ""
 
 

@@ -62,6 +62,7 @@ def metrics(step: int, steps: int, rng: random.Random) -> dict[str, float]:
         "time/train": 1.0,
         "time/eval": 0.15,
         "time/rollout/env": 0.4,
+        "progress/done_frac": (step + 1) / steps,
     }
     if step % 10 == 0 or step == steps - 1:
         found |= {"test/env/all/success": min(1.0, 0.1 + 0.85 * skill), "test/env/all/reward/total": skill}

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from jaxrl.runtime.log import MetricsLog, Progress, held_out, read_metrics
+from jaxrl.runtime.log import MetricsLog, Progress, held_out, points, read_metrics
 
 
 def strict(line):
@@ -121,6 +121,14 @@ def test_the_held_out_number_is_a_success_rate_if_there_is_one():
     assert held_out({"env/all/reward/total": 1.0}) is None
     assert held_out({"test/env/all/reward/total": 1.0, "test/env/all/success": 0.5}) == "test/env/all/success"
     assert held_out({"test/env/all/reward/total": 1.0}) == "test/env/all/reward/total"
+
+
+def test_an_evaluation_stands_at_the_steps_trained_before_it():
+    steps = [{"step": i, "test/a": float(i), "b": float(i), "progress/done_frac": (i + 1) / 4} for i in range(4)]
+    assert points(steps, "test/a") == ([0, 1, 2, 4], [0.0, 1.0, 2.0, 3.0])
+    assert points(steps[:3], "test/a") == ([0, 1, 2], [0.0, 1.0, 2.0])  # a run that goes on, or was cut
+    assert points(steps, "b") == ([0, 1, 2, 3], [0.0, 1.0, 2.0, 3.0])
+    assert points([{"step": 0, "b": math.nan}, {"step": 1}, {"step": 2, "b": 1.0}], "b") == ([2], [1.0])
 
 
 def show(terminal):
