@@ -36,7 +36,7 @@ class Chart:
 
 CHARTS = (
     Chart("Training reward", (REWARD,), "Mean over the episodes of a step.", "smooth"),
-    Chart("Held-out evaluation", ("test/",), "Tasks the policy was never trained on."),
+    Chart("Held-out evaluation", ("test/",), "Held-out tasks, sampled alike every time."),
     Chart("How episodes ended", ("rollout/stop/",), "Fractions of all episodes of a step.", "share"),
     Chart(
         "Groups by outcome",
