@@ -7,6 +7,7 @@ are its metrics, one file a seed; the table is printed and written to benchmarks
 and the machine.
 """
 
+import itertools
 import json
 import shutil
 import subprocess
@@ -51,9 +52,9 @@ def held_out(steps: list[dict[str, float]]) -> list[tuple[float, float]]:
 def draw(curves: dict[int, list[tuple[float, float]]]) -> None:
     """One line a seed and their mean, to curve.png."""
     figure, axes = plt.subplots(figsize=(7, 3.6), dpi=160)
-    for seed, curve in curves.items():
-        axes.plot(*zip(*curve, strict=True), color="#7aa6c2", linewidth=1.2, marker="o", markersize=3)
-        axes.annotate(f"seed {seed}", curve[-1], textcoords="offset points", xytext=(4, -3), fontsize=7, color="#555")
+    for (seed, curve), marker in zip(curves.items(), itertools.cycle("os^Dv")):
+        look = {"color": "#7aa6c2", "linewidth": 1.2, "marker": marker, "markersize": 4}
+        axes.plot(*zip(*curve, strict=True), **look, label=f"seed {seed}")
     mean = [
         (x, sum(c[i][1] for c in curves.values()) / len(curves)) for i, (x, _) in enumerate(next(iter(curves.values())))
     ]
