@@ -8,6 +8,7 @@ from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 TRAIN_COLOUR, TEST_COLOUR = "#0072B2", "#D55E00"  # Okabe and Ito's blue and vermillion, told apart by all
 
@@ -26,13 +27,13 @@ def write_curve(path: str | Path, *, title: str, train: Points, held_out: Points
             _name(right, held_out_label, TEST_COLOUR)
             _name(axes, "training reward", TRAIN_COLOUR)
             right.spines[["top", "left", "bottom"]].set_visible(False)
+    if len(figure.axes) == 1:  # two are told apart by their names, which a legend would hide behind the other's line
+        _explain(axes)
     axes.set_xlabel("step")
+    axes.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
     axes.set_title(title, loc="left", fontsize=11, parse_math=False)
     axes.grid(axis="y", alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
-    handles = [line for a in figure.axes for line in a.get_lines()]
-    if handles:
-        axes.legend(handles=handles, frameon=False, loc="best")
     figure.savefig(path, format="png", dpi=150)
 
 
@@ -40,6 +41,16 @@ def _plot(axes: Axes, points: Points, label: str, *, colour: str, style: str, ma
     if points[0]:
         marker = marker or ("." if len(points[0]) == 1 else "")
         axes.plot(*points, style, color=colour, label=label, marker=marker, markersize=5, linewidth=1.8)
+
+
+def _explain(axes: Axes) -> None:
+    """What its lines are, if there are any."""
+    labels = [str(line.get_label()) for line in axes.get_lines()]
+    if labels:
+        axes.set_ylabel(", ".join(labels))
+        axes.legend(frameon=False, loc="best")
+    else:
+        axes.text(0.5, 0.5, "nothing was recorded yet", transform=axes.transAxes, ha="center", color="gray")
 
 
 def _name(axes: Axes, label: str, colour: str) -> None:
