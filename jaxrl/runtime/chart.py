@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from html import escape
 
 WIDTH, HEIGHT = 420, 216
-LEFT, RIGHT, TOP, BOTTOM = 46, 12, 10, 32
+LEFT, RIGHT, TOP, BOTTOM = 60, 12, 10, 32  # LEFT holds a tick such as -0.00125
 _DOTS_UP_TO = 60  # points; with more, dots hide the line
 _SMOOTH_FROM = 40  # points; with fewer, the raw line is clear enough
 
@@ -24,14 +24,19 @@ class Series:
     ys: Sequence[float]
 
 
-def line_chart(series: Sequence[Series], *, smooth: bool = False, zero: bool = False) -> str:
+Span = tuple[float, float] | None
+"""The first and the last step of a chart's axis; None for those that it shows."""
+
+
+def line_chart(series: Sequence[Series], *, span: Span = None, smooth: bool = False, zero: bool = False) -> str:
     """Lines over steps. `smooth` draws a running mean over long, noisy lines; `zero` keeps 0 in view."""
     finite = [y for s in series for y in s.ys if math.isfinite(y)]
     if not finite:
         return _empty()
     ticks = _ticks(min([*finite, 0.0] if zero else finite), max(finite))
-    x_of, y_of = _scales(series, ticks[0], ticks[-1])
-    parts = [_grid(ticks, y_of, _number), _x_axis(series, x_of)]
+    span = span or _span(series)
+    x_of, y_of = _scales(span, ticks[0], ticks[-1])
+    parts = [_grid(ticks, y_of, _number), _x_axis(span, x_of)]
     for i, s in enumerate(series):
         long = smooth and len(s.ys) >= _SMOOTH_FROM
         parts.append(_line(s, x_of, y_of, f"line s{i % 8}" + (" raw" if long else "")))
@@ -42,12 +47,13 @@ def line_chart(series: Sequence[Series], *, smooth: bool = False, zero: bool = F
     return _svg(parts) + _legend([s.label for s in series])
 
 
-def area_chart(series: Sequence[Series]) -> str:
+def area_chart(series: Sequence[Series], *, span: Span = None) -> str:
     """Shares over steps, stacked in the order given. All series have the same `xs`; NaN counts as 0."""
     xs = series[0].xs if series else ()
     if not xs:
         return _empty()
-    x_of, y_of = _scales(series, 0.0, 1.0)
+    span = span or _span(series)
+    x_of, y_of = _scales(span, 0.0, 1.0)
     low = [0.0] * len(xs)
     parts = []
     for i, s in enumerate(series):
@@ -57,7 +63,7 @@ def area_chart(series: Sequence[Series]) -> str:
         points = " ".join(_point(p) for p in _widened(edge) + _widened(back)[::-1])
         parts.append(f'<polygon class="area s{i % 8}" points="{points}"><title>{escape(s.label)}</title></polygon>')
         low = high
-    parts += [_grid([0.0, 0.25, 0.5, 0.75, 1.0], y_of, _percent), _x_axis(series, x_of)]
+    parts += [_grid([0.0, 0.25, 0.5, 0.75, 1.0], y_of, _percent), _x_axis(span, x_of)]
     return _svg(parts) + _legend([s.label for s in series])
 
 
@@ -77,15 +83,19 @@ def share_bar(parts: Sequence[tuple[str, float]], unit: Callable[[float], str]) 
     return svg + _legend([f"{label} {value / total:.0%} ({unit(value)})" for label, value in parts])
 
 
-def _scales(
-    series: Sequence[Series], low: float, high: float
-) -> tuple[Callable[[float], float], Callable[[float], float]]:
+def _span(series: Sequence[Series]) -> tuple[float, float]:
     xs = [x for s in series for x in s.xs]
-    first, span = min(xs), max(max(xs) - min(xs), 1e-9)
+    return min(xs), max(xs)
+
+
+def _scales(
+    span: tuple[float, float], low: float, high: float
+) -> tuple[Callable[[float], float], Callable[[float], float]]:
+    first, width = span[0], max(span[1] - span[0], 1e-9)
     height = max(high - low, 1e-12)
 
     def x_of(x: float) -> float:
-        return LEFT + (x - first) / span * (WIDTH - LEFT - RIGHT)
+        return LEFT + (x - first) / width * (WIDTH - LEFT - RIGHT)
 
     def y_of(y: float) -> float:
         return TOP + (high - y) / height * (HEIGHT - TOP - BOTTOM)
@@ -96,8 +106,8 @@ def _scales(
 def _ticks(low: float, high: float) -> list[float]:
     """About five round numbers that enclose [low, high]."""
     if high - low < 1e-9 * max(abs(high), abs(low), 1e-9):
-        pad = abs(high) * 0.5 or 0.5
-        low, high = low - pad, high + pad
+        pad = abs(high) * 0.5
+        low, high = low - pad, high + (pad or 1.0)
     rough = (high - low) / 4
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= rough * 0.999)
@@ -106,9 +116,9 @@ def _ticks(low: float, high: float) -> list[float]:
 
 
 def _number(value: float) -> str:
-    if value == 0 or 1e-3 <= abs(value) < 1e4:
-        return f"{value:.4g}"
-    return f"{value:.0e}".replace("e-0", "e-").replace("e+0", "e") if abs(value) < 1e-3 else f"{value / 1e3:.4g}k"
+    """All digits of a round number: two ticks must not read alike. 12 leave out what floating point adds."""
+    short = f"{value:.12g}" if abs(value) < 1e4 else f"{value / 1e3:.12g}k"
+    return short.replace("e-0", "e-").replace("e+0", "e")
 
 
 def _percent(value: float) -> str:
@@ -123,9 +133,8 @@ def _grid(ticks: Sequence[float], y_of: Callable[[float], float], text: Callable
     )
 
 
-def _x_axis(series: Sequence[Series], x_of: Callable[[float], float]) -> str:
-    xs = [x for s in series for x in s.xs]
-    low, high = min(xs), max(xs)
+def _x_axis(span: tuple[float, float], x_of: Callable[[float], float]) -> str:
+    low, high = span
     ticks = [t for t in _ticks(low, high) if low <= t <= high and t == int(t)] if high > low else [low]
     marks = "".join(
         f'<text class="tick" x="{x_of(t):.1f}" y="{HEIGHT - 16}" text-anchor="middle">{_number(t)}</text>'

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from jaxrl.runtime.chart import Series, area_chart, line_chart, share_bar
 from jaxrl.runtime.curve import write_curve
-from jaxrl.runtime.log import REWARD, held_out, points, read_metrics
+from jaxrl.runtime.log import REWARD, evaluated_at, held_out, points, read_metrics
 from jaxrl.runtime.record import read_records
 from jaxrl.runtime.run_dir import RunDir, write_atomic
 from jaxrl.runtime.style import CSS
@@ -233,7 +233,14 @@ def _chart(chart: Chart, steps: Steps) -> str:
     if chart.metrics == ("test/",):
         names = _headline_metrics(names)
     lines = [Series(_label(chart, n, names), *points(steps, n)) for n in names if points(steps, n)[0]]
-    return line_chart(lines, smooth=chart.kind == "smooth", zero=chart.kind != "smooth") if lines else ""
+    smooth = chart.kind == "smooth"
+    return line_chart(lines, span=_span(steps), smooth=smooth, zero=not smooth) if lines else ""
+
+
+def _span(steps: Steps) -> tuple[float, float]:
+    """The steps that every chart of the run shows, whether or not its metrics were recorded to the end."""
+    last = steps[-1]
+    return steps[0]["step"], evaluated_at(last["step"], last) if held_out(last) else last["step"]
 
 
 def _share_chart(names: Sequence[str], steps: Steps) -> str:
@@ -243,9 +250,9 @@ def _share_chart(names: Sequence[str], steps: Steps) -> str:
         return ""
     seen = sorted((n for n in names if _total(used, n) > 0), key=lambda n: -_total(used, n))
     xs = [s["step"] for s in used]
-    return area_chart(
-        [Series(_last_part(n).removeprefix("frac_").replace("_", " "), xs, [s.get(n, 0.0) for s in used]) for n in seen]
-    )
+    labels = (_last_part(n).removeprefix("frac_").replace("_", " ") for n in seen)
+    shares = [Series(label, xs, [s.get(n, 0.0) for s in used]) for label, n in zip(labels, seen, strict=True)]
+    return area_chart(shares, span=_span(steps))
 
 
 def _headline_metrics(names: Sequence[str]) -> list[str]:

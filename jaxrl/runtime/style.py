@@ -37,6 +37,7 @@ svg.bar { height: 30px; border-radius: 6px; }
 .area ~ .grid { stroke: var(--ink); opacity: .13; }
 .tick { fill: var(--quiet); font-size: 11px; }
 .line { fill: none; stroke: var(--c); stroke-width: 2; stroke-linejoin: round; stroke-linecap: round; }
+.line.s1 { stroke-dasharray: 6 8; } .line.s2 { stroke-dasharray: 1 7; }  /* what lies below stays in sight */
 .line.raw { opacity: .3; stroke-width: 1.2; }
 .dot.raw { opacity: .4; }
 .dot, .area { fill: var(--c); }

@@ -183,6 +183,38 @@ def test_the_best_and_the_worst_are_chosen():
     assert choose([]) == []
 
 
+def ticks(chart):
+    return re.findall(r'text-anchor="(end|middle)">([^<]*)</text>', chart)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "said"),
+    [
+        (-1.5e-7, 4e-8, ["-1.5e-7", "-1e-7", "-5e-8", "0", "5e-8"]),
+        (0.0, 0.001, ["0", "0.00025", "0.0005", "0.00075", "0.001"]),
+        (12_340.0, 12_341.0, ["12.34k", "12.34025k", "12.3405k", "12.34075k", "12.341k"]),
+        (0.0, 0.0, ["0", "0.25", "0.5", "0.75", "1"]),
+    ],
+)
+def test_no_two_ticks_read_alike(low, high, said):
+    chart = line_chart([Series("a", [0, 1], [low, high])])
+    assert [text for side, text in ticks(chart) if side == "end" and text != "step"] == said
+
+
+def test_all_charts_of_a_run_have_the_same_steps(tmp_path):
+    """Also of a metric that nothing was recorded of after the first steps."""
+    run = open_run_dir(tmp_path, config={})
+    with MetricsLog(run.metrics) as log:
+        for step in range(10):
+            learned = {"optim/entropy": 1.0, "optim/lr": 0.1} if step < 3 else {}
+            done = {"test/reward/total": 0.5} if step in (0, 9) else {}
+            reward = {"env/all/reward/total": 0.5, "rollout/stop/terminated": 1.0}
+            log.write(step, {**learned, **reward, **done, "progress/done_frac": (step + 1) / 10})
+    charts = re.findall("<svg viewBox.*?</svg>", write_report(tmp_path).read_text())
+    axes = [[text for side, text in ticks(chart) if side == "middle"] for chart in charts]
+    assert axes == [["0", "5", "10"]] * 5
+
+
 def test_charts_survive_odd_numbers():
     nan = float("nan")
     assert line_chart([Series("<b>", [0, 1, 2, 3], [1.0, nan, 1e-9, 1e9])]).count("<polyline") == 2
