@@ -121,9 +121,13 @@ def page(run: RunDir, steps: Steps) -> str:
 
 
 def outcome(steps: Steps) -> str:
-    """What was learned, in a sentence."""
+    """What was learned, in a sentence, and how many steps taught nothing, if any did."""
     if not steps:
-        return "No step is finished yet."
+        return "No step was recorded yet: there is nothing to show."
+    return _learned(steps) + _idle(steps)
+
+
+def _learned(steps: Steps) -> str:
     name = held_out_name(steps)
     what, (xs, ys) = (
         (f"Held-out {_last_part(name)}", points(steps, name)) if name else ("Training reward", points(steps, REWARD))
@@ -138,6 +142,11 @@ def outcome(steps: Steps) -> str:
         return f"{what} stayed at {show(ys[0])} from step {xs[0]:g} to step {xs[-1]:g}."
     best = "" if max(ys) <= max(ys[0], ys[-1]) else f" (best {show(max(ys))} at step {xs[ys.index(max(ys))]:g})"
     return f"{what} {verb} from {show(ys[0])} at step {xs[0]:g} to {show(ys[-1])} at step {xs[-1]:g}{best}."
+
+
+def _idle(steps: Steps) -> str:
+    idle = sum(s.get("data/groups_trained") == 0 for s in steps)
+    return f" {idle} of {len(steps)} steps trained nothing: no group had anything to teach." if idle else ""
 
 
 def held_out_name(steps: Steps) -> str | None:

@@ -117,7 +117,7 @@ def test_a_directory_without_metrics_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ([], "No step is finished yet."),
+        ([], "No step was recorded yet: there is nothing to show."),
         ([{}], "1 steps; no reward was recorded."),
         ([{"env/all/reward/total": 0.5}], "Training reward at step 0: 0.5."),
         ([{"test/env/all/success": 0.5}] * 2, "Held-out success stayed at 50.0% from step 0 to step 1."),
@@ -128,6 +128,10 @@ def test_a_directory_without_metrics_is_named(tmp_path):
         (
             [{"test/env/all/reward/total": x} for x in (-1.0, float("nan"), 2.0)],
             "Held-out reward rose from -1 at step 0 to 2 at step 2.",
+        ),
+        (
+            [{"env/all/reward/total": 0.0, "data/groups_trained": n} for n in (0.0, 2.0, 0.0)],
+            "stayed at 0 from step 0 to step 2. 2 of 3 steps trained nothing: no group had anything to teach.",
         ),
     ],
 )
