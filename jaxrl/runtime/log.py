@@ -15,6 +15,7 @@ from typing import Any, Self, TextIO
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
+from rich.table import Column
 
 from jaxrl.runtime.run_dir import write_atomic
 
@@ -22,6 +23,10 @@ Writer = Callable[[int, Mapping[str, float]], None]
 """A further back-end: called with (step, metrics) after the line is on disk. Its errors end the run."""
 
 REWARD = "env/all/reward/total"
+
+_OTHER_COLUMNS = 29  # of a terminal: a short bar, the times, what stands between
+_LINES = 20  # that a display without a terminal prints in all ...
+_SILENCE = 30.0  # ... but for slow steps: seconds after which the next is printed anyway
 
 
 class MetricsLog:
@@ -110,15 +115,16 @@ def points(steps: Sequence[Mapping[str, float]], name: str) -> tuple[list[float]
 
 
 class Progress:
-    """Owns the live display of a run: a bar on a terminal, one line a step elsewhere. Use as a context manager."""
+    """Owns the live display of a run: a bar on a terminal, some lines elsewhere. Use as a context manager."""
 
     def __init__(self, total: int, *, start: int = 0, label: str = "train", console: Console | None = None) -> None:
         self._console = console or Console(stderr=True)
-        self._total, self._label, self._began = total, label, time.monotonic()
+        self._total, self._label = total, label
+        self._began = self._printed = time.monotonic()
         self._held_out = ""
         columns = (
             TextColumn("[bold]{task.description}"),
-            BarColumn(bar_width=None),
+            BarColumn(bar_width=None, table_column=Column(ratio=1)),  # what the others leave over
             MofNCompleteColumn(),
             TextColumn("{task.fields[numbers]}", markup=False),
             TimeElapsedColumn(),
@@ -143,23 +149,39 @@ class Progress:
         """Show step number `step`, counted from 0, as done."""
         name = held_out(metrics)
         if name:
-            self._held_out = f"held-out {metrics[name]:.3f}"
-        numbers = "  ".join(x for x in (_train_numbers(metrics), self._held_out) if x)
+            self._held_out = f"held-out {metrics[name]:.3f} (step {evaluated_at(step, metrics):g})"
+        numbers = _numbers_shown(metrics, self._held_out)
         if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=step + 1, numbers=numbers)
-        else:
-            elapsed = time.monotonic() - self._began
-            text = f"{self._label} {step + 1}/{self._total}  {numbers}  {elapsed:.0f}s"
+            room = self._console.width - _OTHER_COLUMNS - len(f"{self._label}{self._total}{self._total}")
+            self._bar.update(self._task, completed=step + 1, numbers=_fitting(numbers, room))
+        elif self._is_due(step + 1):
+            self._printed = time.monotonic()
+            text = f"{self._label} {step + 1}/{self._total}  {'  '.join(numbers)}  {self._printed - self._began:.0f}s"
             self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
+    def _is_due(self, done: int) -> bool:
+        every = math.ceil(self._total / _LINES)
+        return done % every == 0 or done == self._total or time.monotonic() - self._printed >= _SILENCE
 
-def _train_numbers(metrics: Mapping[str, float]) -> str:
+
+def _numbers_shown(metrics: Mapping[str, float], held_out: str) -> list[str]:
+    """What a step's line says, the most important first."""
     shown = []
     if REWARD in metrics:
         shown.append(f"reward {metrics[REWARD]:.3f}")
+    if held_out:
+        shown.append(held_out)
+    if metrics.get("data/groups_trained") == 0:
+        shown.append("nothing trained")
     if "engine/tokens_per_second" in metrics:
         shown.append(f"{metrics['engine/tokens_per_second']:.0f} tok/s")
-    return "  ".join(shown)
+    return shown
+
+
+def _fitting(numbers: Sequence[str], room: int) -> str:
+    """As many of them as there is room for: a terminal that lacks it cuts into every column."""
+    texts = ("  ".join(numbers[:n]) for n in range(len(numbers), 0, -1))
+    return next((text for text in texts if len(text) <= room), "")
 
 
 def _number(name: str, value: Any) -> int | float:

@@ -3,6 +3,7 @@
 import io
 import json
 import math
+import re
 import tempfile
 from pathlib import Path
 
@@ -131,14 +132,18 @@ def test_an_evaluation_stands_at_the_steps_trained_before_it():
     assert points([{"step": 0, "b": math.nan}, {"step": 1}, {"step": 2, "b": 1.0}], "b") == ([2], [1.0])
 
 
-def show(terminal):
+TWO = (
+    {"env/all/reward/total": 0.25, "test/env/all/success": 0.5, "engine/tokens_per_second": 1234.5},
+    {"env/all/reward/total": 0.75},
+)
+
+
+def show(terminal, steps=TWO, width=100):
     file = io.StringIO()
-    console = Console(file=file, force_terminal=terminal, width=100)
-    with Progress(2, console=console) as progress:
-        progress.update(
-            0, {"env/all/reward/total": 0.25, "test/env/all/success": 0.5, "engine/tokens_per_second": 1234.5}
-        )
-        progress.update(1, {"env/all/reward/total": 0.75})
+    console = Console(file=file, force_terminal=terminal, width=width)
+    with Progress(len(steps), console=console) as progress:
+        for step, metrics in enumerate(steps):
+            progress.update(step, metrics)
     return file.getvalue()
 
 
@@ -147,12 +152,36 @@ def test_without_a_terminal_each_step_is_a_line():
     assert len(lines) == 2
     assert "1/2" in lines[0]
     assert "reward 0.250" in lines[0]
-    assert "held-out 0.500" in lines[0]
+    assert "held-out 0.500 (step 0)" in lines[0]
     assert "1234 tok/s" in lines[0]
-    assert "held-out 0.500" in lines[1]  # the last known one
+    assert "held-out 0.500 (step 0)" in lines[1]  # the last known one
+
+
+def test_without_a_terminal_many_quick_steps_are_few_lines_and_the_last_is_one():
+    lines = show(terminal=False, steps=[{}] * 118).splitlines()
+    assert [line.split()[1] for line in lines] == [f"{n}/118" for n in (*range(6, 118, 6), 118)]
+
+
+def test_without_a_terminal_slow_steps_are_a_line_each(monkeypatch):
+    seconds = iter(range(0, 100_000, 40))
+    monkeypatch.setattr("jaxrl.runtime.log.time.monotonic", lambda: next(seconds))
+    assert len(show(terminal=False, steps=[{}] * 118).splitlines()) == 118
+
+
+def test_the_display_says_which_step_an_evaluation_belongs_to_and_which_trained_nothing():
+    last = {"test/env/all/success": 0.75, "data/groups_trained": 0.0, "progress/done_frac": 1.0}
+    assert "held-out 0.750 (step 3)  nothing trained" in show(terminal=False, steps=[{}, {}, last])
+    assert "nothing trained" not in show(terminal=False, steps=[{"data/groups_trained": 1.0}])
 
 
 def test_on_a_terminal_there_is_a_bar():
     text = show(terminal=True)
     assert "2/2" in text
     assert "reward 0.750" in text
+
+
+def test_a_narrow_terminal_cuts_into_no_number():
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", show(terminal=True, steps=TWO * 75, width=80))
+    assert "150/150 reward 0.750  held-out 0.500 (step 148) 0:00:0" in text
+    assert "\u2026" not in text
+    assert "reward 0.750" in show(terminal=True, width=50)
