@@ -10,7 +10,18 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from jaxrl.types import Conclusion, Logs, Message, Metrics, StopReason, Task, ToolSpec, Trajectory
+from jaxrl.types import (
+    Conclusion,
+    Logs,
+    Message,
+    Metrics,
+    StopReason,
+    Task,
+    ToolSpec,
+    Trajectory,
+    are_messages,
+    check_numbers,
+)
 
 Observation = tuple[int, ...]
 """The whole context the next action is sampled from, as token ids."""
@@ -36,6 +47,9 @@ class StepResult:
     stop_reason: StopReason | None = None
     rewrite: str | None = None  # why next_observation does not extend observation + action
     masked: bool = False  # the action stays in the context but is not trained
+
+    def __post_init__(self) -> None:
+        check_numbers("StepResult", self.reward, self.metrics)
 
 
 @dataclass(frozen=True)
@@ -87,6 +101,14 @@ class MessageStepResult:
     messages: Sequence[Message] = ()
     reward: float = 0.0
     metrics: Metrics = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_numbers("MessageStepResult", self.reward, self.metrics)
+        if not are_messages(self.messages):
+            raise TypeError(
+                f"MessageStepResult: messages={self.messages!r:.80}: expected a sequence of Message, such as "
+                '[Message("user", "try again")]'
+            )
 
 
 class MessageEnv(abc.ABC):

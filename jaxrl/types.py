@@ -62,12 +62,21 @@ class Message:
     name: str | None = None  # for role "tool": which tool answered
     call_id: str | None = None  # for role "tool": the id of the call it answers, in families whose calls have one
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.content, str):
+            raise TypeError(f"Message(role={self.role!r}): content={self.content!r:.80}: expected a str")
+
     @property
     def calls(self) -> tuple[ToolCall | MalformedToolCall, ...]:
         """Every call in the order of the turn, whether it could be read or not."""
         readable = [(k, 1, call) for k, call in enumerate(self.tool_calls)]
         malformed = [(bad.place, 0, bad) for bad in self.malformed_calls]  # in front of the call that has its number
         return tuple(call for _, _, call in sorted([*malformed, *readable], key=lambda placed: placed[:2]))
+
+
+def are_messages(value: object) -> bool:
+    """Whether a value is a sequence of messages. A text is a sequence too, of texts."""
+    return isinstance(value, Sequence) and all(isinstance(each, Message) for each in value)
 
 
 @dataclass(frozen=True)
@@ -89,6 +98,10 @@ class Task:
     prompt: str
     target: Any = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.prompt, str):  # an empty one is for envs that do not ask it
+            raise TypeError(f"Task: prompt={self.prompt!r:.80}: expected a str")
 
 
 # --- endings (DESIGN section 5: one enum, one table) ---------------------------------------------
@@ -153,6 +166,20 @@ GRADED_TIMEOUT = _KEPT
 # --- what a rollout produces ---------------------------------------------------------------------
 
 
+def check_numbers(kind: str, reward: object, metrics: object) -> None:
+    """Raise TypeError where a reward or a metric is no number; those of numpy and booleans are numbers.
+
+    Whether they are finite is for whoever counts them to say.
+    """
+    if not isinstance(metrics, Mapping):
+        raise TypeError(f"{kind}: metrics={metrics!r:.80}: expected a mapping of names to numbers")
+    if not hasattr(reward, "__float__"):
+        raise TypeError(f"{kind}: reward={reward!r:.80}: expected a number")
+    for name, value in metrics.items():
+        if not hasattr(value, "__float__"):
+            raise TypeError(f"{kind}: metrics[{name!r}]={value!r:.80}: expected a number")
+
+
 @dataclass(frozen=True)
 class Sample:
     """One sampled turn: ids, their log-probs under the sampling distribution, and who sampled them.
@@ -190,6 +217,9 @@ class Conclusion:
 
     reward: float = 0.0
     metrics: Metrics = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_numbers("Conclusion", self.reward, self.metrics)
 
 
 @dataclass(frozen=True)

@@ -272,8 +272,6 @@ class _WatchedEnv(Env):
         self._seen.require(
             math.isfinite(result.reward), f"{self._place}: the reward is {result.reward}", "a finite number"
         )
-        wrong = [f"{k}={v!r}" for k, v in result.metrics.items() if not isinstance(v, int | float | np.number)]
-        self._seen.require(not wrong, f"{self._place}: the metrics hold {', '.join(wrong)}", "numbers")
         if not result.episode_done:
             self._check_next(tuple(action), result)
             return result

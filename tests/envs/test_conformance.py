@@ -436,7 +436,7 @@ FLAWS = {
     "endless, and graded with no number": r"conclude\(MAX_TURNS\) gave the reward nan; expected a finite number",
     "hangs": r"had not ended after 0\.5 s",
     "reward that is no number": r"turn 1: the reward is nan; expected a finite number",
-    "metrics that are no numbers": r"turn 1: the metrics hold mood='good'; expected numbers",
+    "metrics that are no numbers": r"turn 1: step raised TypeError: StepResult: metrics\['mood'\]='good': expected",
     "silent rewrite": r"turn 1: the next observation does not begin with.*or a `rewrite`",
     "fault as an ending": r"the episode ended with ENV_ERROR; expected an ending that is no fault",
     "starts twice": r"\[after_the_end\].*a second initial_observation\(\) was answered as if nothing had happened",
