@@ -6,9 +6,10 @@ renderer.
 """
 
 import abc
+import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from jaxrl.types import (
     Conclusion,
@@ -23,6 +24,8 @@ from jaxrl.types import (
     check_numbers,
 )
 
+T = TypeVar("T")
+
 Observation = tuple[int, ...]
 """The whole context the next action is sampled from, as token ids."""
 
@@ -32,6 +35,13 @@ StopCondition = tuple[int, ...] | tuple[str, ...]
 
 class EnvironmentFault(Exception):
     """The environment (not the policy) failed. Never turned into a reward: see `jaxrl.types.ENDINGS`."""
+
+
+def awaitable(said: Awaitable[T], method: str, describe: Callable[[], str]) -> Awaitable[T]:
+    """What a method of an env gave, to be awaited. Raises TypeError where it is written without `async`."""
+    if not inspect.isawaitable(said):
+        raise TypeError(f'{method} of {describe()} is not async: write "async def {method}"')
+    return said
 
 
 @dataclass(frozen=True)

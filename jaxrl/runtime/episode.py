@@ -12,7 +12,7 @@ from functools import partial
 
 import trio
 
-from jaxrl.env import ActionExtra, Env, EnvironmentFault, Observation
+from jaxrl.env import ActionExtra, Env, EnvironmentFault, Observation, StepResult, awaitable
 from jaxrl.runtime.sampler import Session
 from jaxrl.types import ENDINGS, Conclusion, Sample, StopReason, Transition, common_prefix
 
@@ -83,7 +83,7 @@ async def run_episode(
 async def _play(
     env: Env, session: Session, limits: Limits, temperature: float, transitions: list[Transition]
 ) -> StopReason:
-    observation, stop = await env.initial_observation()
+    observation, stop = await awaitable(env.initial_observation(), "initial_observation", env.describe)
     rewrite: str | None = None
     sampled = 0
     while True:
@@ -97,7 +97,10 @@ async def _play(
             return StopReason.TIMEOUT
         sampled += len(action.tokens)
         left = limits.turns_left(len(transitions) + 1)
-        result = await env.step(action.tokens, extra=ActionExtra(action.stop, left, limits.max_tool_calls))
+        said = env.step(action.tokens, extra=ActionExtra(action.stop, left, limits.max_tool_calls))
+        result = await awaitable(said, "step", env.describe)
+        if not isinstance(result, StepResult):
+            raise TypeError(f"step of {env.describe()} returned {result!r:.80}: expected a StepResult")
         transitions.append(
             Transition(
                 observation=observation,
@@ -138,7 +141,10 @@ async def conclude(env: Env, reason: StopReason, limits: Limits) -> Conclusion |
     if not (ENDINGS[reason].overlong or reason is StopReason.TIMEOUT):
         return None
     with limits.grading():
-        return await env.conclude(reason)
+        concluded = await awaitable(env.conclude(reason), "conclude", env.describe)
+    if not isinstance(concluded, Conclusion | None):
+        raise TypeError(f"conclude of {env.describe()} returned {concluded!r:.80}: expected a Conclusion, or None")
+    return concluded
 
 
 def _seconds(limit: float | None) -> float:

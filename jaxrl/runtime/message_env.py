@@ -24,8 +24,9 @@ from jaxrl.env import (
     RLDataset,
     StepResult,
     StopCondition,
+    awaitable,
 )
-from jaxrl.types import Conclusion, Message, StopReason, Task
+from jaxrl.types import Conclusion, Message, StopReason, Task, are_messages
 
 _CLOSE_SECONDS = 30.0
 
@@ -91,7 +92,12 @@ class EnvFromMessageEnv(Env):
 
     async def initial_observation(self) -> tuple[Observation, StopCondition]:
         """The opening messages, rendered with the env's tools."""
-        messages = await self.message_env.reset(self.task)
+        messages = await awaitable(self.message_env.reset(self.task), "reset", self.describe)
+        if not are_messages(messages) or not messages:
+            raise TypeError(
+                f"reset of {self.describe()} returned {messages!r:.80}: expected a sequence of Message, at least one, "
+                'such as [Message("user", task.prompt)]'
+            )
         self._transcript = begin(self._renderer, messages, self.message_env.tool_specs)
         return self._transcript.tokens, self._renderer.stop
 
@@ -126,7 +132,9 @@ class EnvFromMessageEnv(Env):
         message, over = self._within_calls(parsed.message, extra.max_tool_calls)
         if over and not message.tool_calls:  # a turn without its calls would look like an answer
             return StepResult(0.0, True, stop_reason=StopReason.MAX_TOOL_CALLS)
-        result = await self.message_env.step(message)
+        result = await awaitable(self.message_env.step(message), "step", self.describe)
+        if not isinstance(result, MessageStepResult):
+            raise TypeError(f"step of {self.describe()} returned {result!r:.80}: expected a MessageStepResult")
         if not (result.terminated or result.truncated or over):
             return self._next(action, result, extra, malformed=unread)
         reason = StopReason.MAX_TOOL_CALLS
@@ -171,11 +179,11 @@ class EnvFromMessageEnv(Env):
 
     async def conclude(self, reason: StopReason) -> Conclusion | None:
         """The MessageEnv's own."""
-        return await self.message_env.conclude(reason)
+        return await awaitable(self.message_env.conclude(reason), "conclude", self.describe)
 
     async def close(self) -> None:
         """Close the MessageEnv."""
-        await self.message_env.close()
+        await awaitable(self.message_env.close(), "close", self.describe)
 
     def describe(self) -> str:
         """The MessageEnv's name."""
@@ -199,6 +207,10 @@ class MessageEnvGroupBuilder(EnvGroupBuilder):
     rules: TurnRules = field(default_factory=TurnRules)
     tags: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        _check_task("task", self.task)
+        _check_factory(self.env_factory)
+
     async def make_envs(self) -> Sequence[Env]:
         """One env per member, all of the same task. When one cannot be made, those before it are closed."""
         envs: list[Env] = []
@@ -216,6 +228,8 @@ class MessageEnvGroupBuilder(EnvGroupBuilder):
     async def _make_env(self) -> Env:
         made = self.env_factory(self.task)
         env = await made if inspect.isawaitable(made) else made
+        if not isinstance(env, MessageEnv):
+            raise TypeError(f"env_factory={self.env_factory!r} returned {env!r:.80}: expected a MessageEnv")
         return EnvFromMessageEnv(env, self.task, self.renderer, rules=self.rules)
 
     def logging_tags(self) -> Sequence[str]:
@@ -243,6 +257,9 @@ class MessageEnvDataset(RLDataset):
     def __post_init__(self) -> None:
         if not self.tasks:
             raise ValueError("tasks is empty: a dataset needs at least one Task")
+        for i, task in enumerate(self.tasks):
+            _check_task(f"tasks[{i}]", task)
+        _check_factory(self.env_factory)
         for name in ("batch_size", "group_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: expected at least 1")
@@ -266,3 +283,16 @@ class MessageEnvDataset(RLDataset):
         if self.shuffle_seed is None:
             return np.arange(len(self.tasks))
         return np.random.default_rng(self.shuffle_seed).permutation(len(self.tasks))
+
+
+def _check_task(name: str, task: Task) -> None:
+    if not isinstance(task, Task):
+        raise TypeError(f"{name}={task!r:.80}: expected a Task, such as Task(prompt, target=...)")
+
+
+def _check_factory(factory: EnvFactory) -> None:
+    if not callable(factory):
+        raise TypeError(
+            f"env_factory={factory!r:.80}: expected what makes an env of a task, such as its class; every episode gets "
+            "a new env"
+        )

@@ -6,7 +6,7 @@ import pytest
 from episodes import Counting, ScriptedEngine, ScriptedSession
 
 from jaxrl.env import Env, StepResult
-from jaxrl.runtime.episode import Limits, episode_seed, run_episode
+from jaxrl.runtime.episode import Limits, conclude, episode_seed, run_episode
 from jaxrl.types import StopReason, Transition
 
 SAY = 7  # tokens a scripted turn would like to have
@@ -100,6 +100,32 @@ async def test_what_was_finished_is_kept_when_the_env_fails() -> None:
         with pytest.raises(ConnectionError):
             await run_episode(env, session, Limits(5), temperature=1.0, transitions=turns)
     assert len(turns) == 3
+
+
+async def played_and_concluded(env: Env) -> None:
+    reason, *_ = await play(env, Limits(5, max_turns=1))
+    await conclude(env, reason, Limits(5))
+
+
+async def gives(value: Any) -> Any:
+    return value
+
+
+@pytest.mark.parametrize(
+    ("method", "returns", "says"),
+    [
+        ("initial_observation", lambda: ((1,), ()), "initial_observation of Counting is not async: write"),
+        ("step", lambda: StepResult(0.0, True), 'step of Counting is not async: write "async def step"'),
+        ("step", lambda: gives(None), "step of Counting returned None: expected a StepResult"),
+        ("conclude", lambda: None, 'conclude of Counting is not async: write "async def conclude"'),
+        ("conclude", lambda: gives(1.0), "conclude of Counting returned 1.0: expected a Conclusion, or None"),
+    ],
+)
+async def test_a_method_that_returns_something_else_is_named(method: str, returns: Any, says: str) -> None:
+    env = Counting(0, [], turns=2)
+    setattr(env, method, lambda *given, **extra: returns())
+    with pytest.raises(TypeError, match=says):
+        await played_and_concluded(env)
 
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_turns", "max_sampled_tokens", "max_episode_tokens"])

@@ -1,6 +1,7 @@
 """A message-level episode as tokens: what was sampled stays id for id, and endings are told apart."""
 
 import pickle
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ from episodes import BYTES, END, ENGINE, RENDERER, TALKER, Echo, ScriptedEngine,
 
 from jaxrl.algo.data import split_reasons, trajectory_to_data
 from jaxrl.chat.families import renderer_for
-from jaxrl.env import MessageEnv
+from jaxrl.env import MessageEnv, MessageStepResult
 from jaxrl.runtime.engine import open_engine
 from jaxrl.runtime.episode import Limits, run_episode
 from jaxrl.runtime.message_env import EnvFromMessageEnv, MessageEnvDataset, MessageEnvGroupBuilder, TurnRules
@@ -124,6 +125,52 @@ async def test_a_truncation_by_the_env_is_its_own_ending() -> None:
     assert [dict(t.metrics) for t in episode.transitions] == [{"turns": 1.0}] * 2
 
 
+# --- what authors get wrong -----------------------------------------------------------------------
+
+
+async def gives(value: Any) -> Any:
+    return value
+
+
+NOT_STEPPED = "expected a MessageStepResult"
+NOT_OPENED = "expected a sequence of Message, at least one, such as "
+SAYS_HI = Message("user", "hi")
+
+
+@pytest.mark.parametrize(
+    ("method", "returns", "says"),
+    [
+        ("step", lambda: gives(None), f"step of Echo returned None: {NOT_STEPPED}"),
+        (
+            "step",
+            lambda: gives((SAYS_HI, 1.0)),
+            f"step of Echo returned (Message(role='user', content='hi'.*{NOT_STEPPED}",
+        ),
+        ("step", lambda: MessageStepResult(), 'step of Echo is not async: write "async def step"'),
+        ("step", lambda: None, 'step of Echo is not async: write "async def step"'),
+        ("reset", lambda: [SAYS_HI], 'reset of Echo is not async: write "async def reset"'),
+        ("reset", lambda: gives(None), f"reset of Echo returned None: {NOT_OPENED}"),
+        ("reset", lambda: gives("hi"), f"reset of Echo returned 'hi': {NOT_OPENED}"),
+        ("reset", lambda: gives([]), f"reset of Echo returned []: {NOT_OPENED}"),
+        ("reset", lambda: gives(["hi"]), f"reset of Echo returned ['hi']: {NOT_OPENED}"),
+        ("reset", lambda: gives({"role": "user"}), f"reset of Echo returned {{'role': 'user'}}: {NOT_OPENED}"),
+        ("reset", lambda: gives(SAYS_HI), f"reset of Echo returned Message(role='user', content='hi'.*{NOT_OPENED}"),
+    ],
+)
+async def test_a_method_that_returns_something_else_is_named(method: str, returns: Any, says: str) -> None:
+    env = Echo()
+    setattr(env, method, lambda given: returns())
+    with pytest.raises(TypeError, match=".*".join(map(re.escape, says.split(".*")))):
+        await play(lifted(env), ScriptedEngine(lines("a", "b", "c")))
+
+
+async def test_a_close_that_is_not_async_is_named() -> None:
+    env: Any = Echo()
+    env.close = lambda: None
+    with pytest.raises(TypeError, match='close of Echo is not async: write "async def close"'):
+        await lifted(env).close()
+
+
 async def test_tools_are_in_the_opening() -> None:
     tool = ToolSpec("look", "Look it up.", {"type": "object", "properties": {}})
     tokens, stop = await lifted(Echo(tools=(tool,))).initial_observation()
@@ -208,6 +255,38 @@ def test_wrong_datasets_are_refused(change: dict, message: str) -> None:
         MessageEnvDataset(
             **{"tasks": TASKS, "batch_size": 1, "group_size": 1, **change}, env_factory=make_echo, renderer=RENDERER
         )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"tasks": "ab"}, "tasks[0]='a': expected a Task, such as Task(prompt, target=...)"),
+        ({"tasks": [TASK, {"prompt": "b"}]}, "tasks[1]={'prompt': 'b'}: expected a Task"),
+        ({"env_factory": make_echo(TASK)}, "such as its class; every episode gets a new env"),
+        ({"env_factory": None}, "env_factory=None: expected what makes an env of a task"),
+    ],
+)
+def test_tasks_and_factories_of_another_kind_are_refused(change: dict, message: str) -> None:
+    given: Any = {"tasks": TASKS, "env_factory": make_echo, **change}
+    with pytest.raises(TypeError, match=re.escape(message)):
+        MessageEnvDataset(renderer=RENDERER, batch_size=1, group_size=1, **given)
+
+
+@pytest.mark.parametrize(
+    ("task", "factory", "message"),
+    [("a", make_echo, "^task='a': expected a Task"), (TASK, make_echo(TASK), "such as its class")],
+)
+def test_tasks_and_factories_of_another_kind_are_refused_by_a_group(task: Any, factory: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        MessageEnvGroupBuilder(task, factory, RENDERER, 2)
+
+
+async def test_a_factory_that_makes_no_env_is_named() -> None:
+    def forgets(task: Task) -> Any:
+        make_echo(task)
+
+    with pytest.raises(TypeError, match=r"env_factory=.*forgets.* returned None: expected a MessageEnv"):
+        await MessageEnvGroupBuilder(TASK, forgets, RENDERER, 2).make_envs()
 
 
 @pytest.mark.parametrize("index", [-1, 7])
