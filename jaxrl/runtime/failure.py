@@ -5,7 +5,7 @@ Knows exceptions only. It must not know what was being run.
 
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import trio
@@ -22,28 +22,36 @@ def the_one(group: BaseExceptionGroup) -> BaseException:
     Ctrl-C reaches the main task at a checkpoint; with it, everything else is a consequence, and so is what was raised
     by something that was being cancelled. Of errors that are nobody's consequence, such as two members of a group that
     fail at once, it is the one whose task ended first. All others become notes of it, as do the notes of its groups.
+    Those that say the same are one note with their number.
     """
     leaves = list({id(error): error for error in _leaves(group)}.values())  # several may have waited for one error
     interrupts = [error for error in leaves if isinstance(error, KeyboardInterrupt)]
     first = (interrupts or [error for error in leaves if not _while_cancelled(error)] or leaves)[0]
-    others = [
-        _beside(error, at_once=not (interrupts or _while_cancelled(error))) for error in leaves if error is not first
-    ]
-    for note in others[:_SHOWN]:
-        first.add_note(note)
-    if len(others) > _SHOWN:
-        first.add_note(f"and {len(others) - _SHOWN} more errors")
+    alike: dict[str, list[BaseException]] = {}
+    for error in leaves:
+        if error is not first:
+            alike.setdefault(_said(error, at_once=not (interrupts or _while_cancelled(error))), []).append(error)
+    for said, errors in [*alike.items()][:_SHOWN]:
+        first.add_note(_beside(said, errors))
+    if hidden := sum(map(len, [*alike.values()][_SHOWN:])):
+        first.add_note(f"and {hidden} more errors")
     return first
 
 
-_SHOWN = 8  # of the errors beside the one
+_SHOWN = 8  # of the errors beside the one; those that say the same are one
 
 
-def _beside(error: BaseException, *, at_once: bool) -> str:
-    """What a note says of an error beside the one, with the first line of each of its own notes."""
+def _said(error: BaseException, *, at_once: bool) -> str:
     when = "at the same time" if at_once else "afterwards, while everything was closed"
-    where = "; ".join(note.partition("\n")[0] for note in getattr(error, "__notes__", ()))
-    return f"{when}: {error!r}" + (f" ({where})" if where else "")
+    return f"{when}: {error!r}"
+
+
+def _beside(said: str, errors: Sequence[BaseException]) -> str:
+    """What a note says of errors beside the one, with the first line of each note of the first of them."""
+    where = "; ".join(note.partition("\n")[0] for note in getattr(errors[0], "__notes__", ()))
+    if len(errors) == 1:
+        return said + (f" ({where})" if where else "")
+    return f"{said}, {len(errors)} times" + (f" (first {where})" if where else "")
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:

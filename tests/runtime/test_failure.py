@@ -89,9 +89,35 @@ def test_an_error_that_several_waited_for_is_one_and_many_are_counted() -> None:
     assert the_one(BaseExceptionGroup("", [shared, BaseExceptionGroup("", [shared])])) is shared
     assert not hasattr(shared, "__notes__")
     the_one(BaseExceptionGroup("", [shared, *(Unhashable(n) for n in (0, *range(10)))]))
-    assert shared.__notes__[0] == "at the same time: Unhashable(number=0)"
-    assert shared.__notes__[-1] == "and 3 more errors"
+    assert shared.__notes__[0] == "at the same time: Unhashable(number=0), 2 times"
+    assert shared.__notes__[-1] == "and 2 more errors"
     assert len(shared.__notes__) == 9
+
+
+def placed(error: Exception, *notes: str) -> Exception:
+    for note in notes:
+        error.add_note(note)
+    return error
+
+
+def test_errors_that_say_the_same_are_one_line_with_their_number() -> None:
+    group = BaseExceptionGroup("", [placed(TypeError("x"), f"member {m}", f"group {m}\nhere") for m in range(9)])
+    seen = the_one(BaseExceptionGroup("", [group, OSError("y"), placed(OSError("z"), "member 9")]))
+    assert seen.__notes__ == [
+        "member 0",
+        "group 0\nhere",
+        "at the same time: TypeError('x'), 8 times (first member 1; group 1)",
+        "at the same time: OSError('y')",
+        "at the same time: OSError('z') (member 9)",
+    ]
+
+
+def test_many_that_say_the_same_do_not_hide_the_others() -> None:
+    errors = [ValueError(n % 10) for n in range(50)]
+    seen = the_one(BaseExceptionGroup("", errors))
+    assert seen.__notes__[0] == "at the same time: ValueError(1), 5 times"
+    assert seen.__notes__[-1] == "and 9 more errors"
+    assert len(seen.__notes__) == 9
 
 
 @pytest.mark.parametrize(("interrupt", "code"), [(KeyboardInterrupt(), 130), (Terminated(), 143)])
