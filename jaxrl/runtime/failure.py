@@ -22,7 +22,8 @@ def the_one(group: BaseExceptionGroup) -> BaseException:
     Ctrl-C reaches the main task at a checkpoint; with it, everything else is a consequence, and so is what was raised
     by something that was being cancelled. Of errors that are nobody's consequence, such as two members of a group that
     fail at once, it is the one whose task ended first. All others become notes of it, as do the notes of its groups.
-    Those that say the same are one note with their number.
+    Those that say the same are one note with their number; where words of Python's do not say what to do, a last note
+    does.
     """
     leaves = list({id(error): error for error in _leaves(group)}.values())  # several may have waited for one error
     interrupts = [error for error in leaves if isinstance(error, KeyboardInterrupt)]
@@ -35,8 +36,16 @@ def the_one(group: BaseExceptionGroup) -> BaseException:
         first.add_note(_beside(said, errors))
     if hidden := sum(map(len, [*alike.values()][_SHOWN:])):
         first.add_note(f"and {hidden} more errors")
+    for words in [words for words in _ADVICE if words in str(first)]:
+        first.add_note(_ADVICE[words])
     return first
 
+
+_ADVICE = {
+    "no running event loop": "what awaits asyncio runs in an environment that asyncio_envs(factory) makes "
+    "(jaxrl.runtime.asyncio_bridge), or awaits trio or anyio instead"
+}
+"""What an error says -> what to do."""
 
 _SHOWN = 8  # of the errors beside the one; those that say the same are one
 

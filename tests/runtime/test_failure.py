@@ -1,5 +1,6 @@
 """How a run ends badly: one error is what is seen, and the others are not lost."""
 
+import asyncio
 import dataclasses
 from functools import partial
 from typing import Any
@@ -12,6 +13,7 @@ from episodes import CountingBuilder, ScriptedEngine
 from jaxrl.runtime.episode import Limits
 from jaxrl.runtime.failure import Terminated, exit_code, one_line_errors, the_one
 from jaxrl.runtime.rollout import RolloutPlan, run_batch, run_group
+from jaxrl.tools import ToolFault
 
 
 async def raised_by(builders: list[CountingBuilder]) -> BaseExceptionGroup:
@@ -118,6 +120,23 @@ def test_many_that_say_the_same_do_not_hide_the_others() -> None:
     assert seen.__notes__[0] == "at the same time: ValueError(1), 5 times"
     assert seen.__notes__[-1] == "and 9 more errors"
     assert len(seen.__notes__) == 9
+
+
+@pytest.mark.parametrize("wrap", ["step", "tool"])
+async def test_what_awaits_asyncio_under_trio_is_told_what_to_do(wrap: str) -> None:
+    async def sleeping() -> None:
+        try:
+            await asyncio.sleep(1)
+        except RuntimeError as error:
+            raise ToolFault(f"tool 'wait' failed: {error}") if wrap == "tool" else error from None
+
+    def act(where: str, member: int) -> Any:
+        return sleeping() if where == "step" and member == 1 else None
+
+    seen = the_one(await raised_by([CountingBuilder([], act=act)]))
+    assert "no running event loop" in str(seen)
+    assert "asyncio_envs(factory)" in seen.__notes__[-1]
+    assert "in turn 1 of Counting, member 1" in seen.__notes__
 
 
 @pytest.mark.parametrize(("interrupt", "code"), [(KeyboardInterrupt(), 130), (Terminated(), 143)])
