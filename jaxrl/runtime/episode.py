@@ -63,6 +63,11 @@ class Limits:
         """Turns after the first `turns`; None is unlimited."""
         return None if self.max_turns is None else self.max_turns - turns
 
+    def say_seconds(self) -> str:
+        """The limits of which one ended an episode with TIMEOUT."""
+        limits = {name: getattr(self, name) for name in ("episode_seconds", "sample_seconds")}
+        return " or ".join(f"{name}={seconds:g}" for name, seconds in limits.items() if seconds is not None)
+
     def grading(self) -> AbstractContextManager[trio.CancelScope]:
         """A block that may take `grader_seconds`; then it raises trio.TooSlowError."""
         return trio.fail_after(_seconds(self.grader_seconds))

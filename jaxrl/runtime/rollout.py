@@ -207,7 +207,8 @@ class _Group:
                 trajectory = Trajectory(tuple(turns), reason, error=_said(fault))
             return trajectory
         if trajectory.ending.fault:
-            self._record("Timeout", "a time limit ended the episode", reason, member, env, len(turns) + 1)
+            text = f"a time limit ended the episode: {plan.limits.say_seconds()}"
+            self._record("Timeout", text, reason, member, env, len(turns) + 1)
         return trajectory
 
     async def _remake(self, member: int) -> Env | None:

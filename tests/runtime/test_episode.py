@@ -147,3 +147,15 @@ def test_I7_a_seed_names_an_episode() -> None:
     assert len(set(seeds)) == len(seeds)
     assert seeds == [episode_seed(*identity) for identity in identities]
     assert all(0 <= seed < 2**64 for seed in seeds)
+
+
+@pytest.mark.parametrize(
+    ("limits", "said"),
+    [
+        (Limits(5, episode_seconds=3), "episode_seconds=3"),
+        (Limits(5, sample_seconds=0.5, grader_seconds=1), "sample_seconds=0.5"),
+        (Limits(5, episode_seconds=60, sample_seconds=2), "episode_seconds=60 or sample_seconds=2"),
+    ],
+)
+def test_the_limits_that_may_have_ended_an_episode_are_named(limits: Limits, said: str) -> None:
+    assert limits.say_seconds() == said

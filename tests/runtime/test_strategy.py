@@ -261,7 +261,9 @@ async def test_fail_fast_lives_with_a_timeout(autojump_clock: trio.abc.Clock) ->
 
     group = await play(Trials([], trouble=trouble), FailFast(), episode_seconds=5)
     assert (endings(group), group.viable) == ([TERMINATED, TIMEOUT, TERMINATED], True)
-    assert [e.kind for e in group.errors] == ["Timeout"]
+    assert [(e.kind, e.message) for e in group.errors] == [
+        ("Timeout", "a time limit ended the episode: episode_seconds=5")
+    ]
 
 
 # --- the viable rest ------------------------------------------------------------------------------
