@@ -15,7 +15,7 @@ from typing import Protocol, TypeVar
 
 import trio
 
-from jaxrl.env import Env, EnvGroupBuilder
+from jaxrl.env import Env, EnvGroupBuilder, EnvironmentFault
 from jaxrl.runtime.episode import Limits, conclude, episode_seed, run_episode
 from jaxrl.runtime.opponents import sampling_from
 from jaxrl.runtime.sampler import Sampler, SamplerLost
@@ -338,6 +338,10 @@ async def _released(release: Release, where: Callable[[], str]) -> AsyncIterator
             await bounded(release)
             raise
         await bounded(release)
+    except SystemExit as error:  # of an env; it would end the run without a word
+        fault = EnvironmentFault(f"{error!r}: an environment must not end the process")
+        fault.add_note(where())
+        raise fault from error
     except Exception as error:
         error.add_note(where())
         raise

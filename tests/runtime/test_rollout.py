@@ -228,6 +228,35 @@ async def test_I9_a_failing_close_does_not_hide_the_error_before_it() -> None:
     assert "afterwards CountingBuilder.cleanup failed too: Broken('cleanup')" in notes
 
 
+@pytest.mark.parametrize("place", PLACES)
+async def test_I9_an_env_that_ends_the_process_is_a_fault_with_its_place(place: str) -> None:
+    def act(where: str, member: int) -> Any:
+        if where == place and member in (1, -1):
+            raise SystemExit(3)
+
+    log: list[str] = []
+    error, notes = await failure(run_group(scripted(), CountingBuilder(log, act=act, name="the task"), PLAN, group=0))
+    assert isinstance(error, EnvironmentFault)
+    assert str(error) == "SystemExit(3): an environment must not end the process"
+    assert "in group 0, task 'the task'" in notes
+    assert any("Counting, member 1" in note for note in notes) == (place in ("initial_observation", "step", "close"))
+    assert log[-1] == "cleanup"
+
+
+async def test_an_env_that_ends_the_process_is_played_again_like_any_that_fails() -> None:
+    def act(where: str, member: int) -> Any:
+        if (where, member) == ("step", 1) and not left:
+            left.append(1)
+            raise SystemExit(3)
+
+    left: list[int] = []
+    builder = CountingBuilder([], act=act)
+    group = await run_group(scripted(), builder, replace(PLAN, strategy=RetryOnFailure(1)), group=0)
+    assert group.rewards_G == (0.5, 1.5, 2.5)
+    (error,) = group.errors
+    assert (error.kind, error.member, error.turn) == ("EnvironmentFault", 1, 1)
+
+
 @pytest.mark.parametrize("place", ["close", "cleanup"])
 async def test_I9_a_release_that_hangs_is_given_up(place: str, autojump_clock: trio.abc.Clock) -> None:
     def act(where: str, member: int) -> Any:
