@@ -279,10 +279,14 @@ def tool(function: Callable[..., Any]) -> FunctionTool:
         raise TypeError(f"tool {name!r} has no docstring; its first paragraph is what the model reads, so write one")
     hints = typing.get_type_hints(function, include_extras=True)
     signature = inspect.signature(function)
-    parameters = tuple(_parameter(name, each, hints, documented) for each in signature.parameters.values())
     stale = [key for key in documented if key not in signature.parameters]
     if stale:
-        raise TypeError(f"tool {name!r} documents {stale[0]!r}, which is not a parameter; remove or rename that line")
+        listing = ", ".join(map(repr, signature.parameters)) or "none"
+        raise TypeError(
+            f"tool {name!r} documents {stale[0]!r}, which is not a parameter (they are: {listing}); remove or rename "
+            "that line"
+        )
+    parameters = tuple(_parameter(name, each, hints, documented) for each in signature.parameters.values())
     schema = {
         "type": "object",
         "properties": {each.name: each.schema() for each in parameters},

@@ -181,6 +181,16 @@ def stale_line(query: str) -> str:
     return query
 
 
+def misnamed_line(query: str, limit: int = 3) -> str:
+    """Search.
+
+    Args:
+        words: what to look for
+        limit: how many
+    """
+    return query
+
+
 class Shop:
     def __init__(self) -> None:
         self.sold: list[str] = []
@@ -203,7 +213,8 @@ class Shop:
         (no_annotation, r"parameter 'query' has no annotation; give it one of: str"),
         (unsupported_annotation, r"parameter 'query': unsupported annotation dict\[str, int\]; supported: str"),
         (variadic, r"refused"),
-        (stale_line, r"documents 'limit', which is not a parameter"),
+        (stale_line, r"documents 'limit', which is not a parameter \(they are: 'query'\)"),
+        (misnamed_line, r"documents 'words', which is not a parameter \(they are: 'query', 'limit'\); remove"),
         (Shop.sell, r"tool\(obj\.sell\)"),
     ],
 )
