@@ -36,6 +36,7 @@ from jaxrl.env import (
     Env,
     EnvGroupBuilder,
     EnvironmentFault,
+    MessageEnv,
     Observation,
     RLDatasetBuilder,
     StepResult,
@@ -766,6 +767,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 async def _built(target: Any, overrides: Sequence[str], renderer: Renderer, split: str, index: int) -> EnvGroupBuilder:
     """The builder that a name and its arguments make; of a dataset, the group at `index`."""
+    if isinstance(target, type) and issubclass(target, Env | MessageEnv):
+        raise ValueError(
+            f"{target.__name__} is an environment: expected its RLDatasetBuilder, or a function (renderer) -> "
+            "EnvGroupBuilder, such as a MessageEnvGroupBuilder of a task and a MessageEnv"
+        )
     takes = inspect.signature(target).parameters
     given = {"renderer": renderer} if "renderer" in takes else {}
     made = chz.Blueprint(target).apply(given).make_from_argv(list(overrides))

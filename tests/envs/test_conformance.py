@@ -590,6 +590,7 @@ def test_the_command_says_what_failed(lock: ModuleType, capsys: pytest.CaptureFi
         (["lock"], "expected module:name"),
         (["lock:Nobody"], "the module lock has no Nobody"),
         (["lock:Locks", "batch_sise=3"], "batch_sise"),
+        (["lock:Lock"], "Lock is an environment: expected its RLDatasetBuilder, or a function"),
         (["lock:Careless"], "expected an EnvGroupBuilder or an RLDatasetBuilder"),
     ],
 )
