@@ -393,7 +393,7 @@ _PromptKey = tuple[Hashable, object]  # a group, and the key of the policy whose
 def _draw(lane: Lane, request: Request, steps: int) -> Draw:
     seed = (lane.seed >> 32 & 0xFFFFFFFF, lane.seed & 0xFFFFFFFF)
     budget = min(request.remaining, steps)
-    return Draw(lane.tokens[-1], budget, seed, lane.drawn, request.temperature, request.stop_ids)
+    return Draw(lane.tokens[-1], budget, seed, lane.position, request.temperature, request.stop_ids)
 
 
 def _since(lane: Lane) -> int:

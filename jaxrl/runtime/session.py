@@ -67,7 +67,7 @@ class Lane:
     policy: Policy | None = None
     tokens: list[int] = field(default_factory=list)
     given: list[bool] = field(default_factory=list)  # beside tokens: True for prompt and observations, not for draws
-    drawn: int = 0  # index of the next draw: the position, but it grows even when history is rewound
+    position: int = 0  # index of the next token; never falls below what was shown, also when history is rewound
     cached: int = 0  # positions whose keys and values exist, the prompt's included
     spans: list[tuple[int, int]] = field(default_factory=list)  # (version, end) of what wrote them
     slot: int | None = None
@@ -95,7 +95,7 @@ class Lane:
         """Let the context grow."""
         self.tokens += [int(t) for t in tokens]
         self.given += [given] * len(tokens)
-        self.drawn += len(tokens)
+        self.position += len(tokens)
 
     def truncate(self, length: int) -> None:
         """Forget the tokens after the first `length`."""
@@ -134,6 +134,7 @@ class Lane:
             for kept in (request.tokens, request.logprobs, request.versions):
                 del kept[end:]
             self.truncate(len(self.tokens) - surplus)
+            self.position -= surplus  # nobody saw these draws, and how many there are depends on the chunk
             self.keep(len(self.tokens) - 1)
         if end is not None or (request.tokens and request.tokens[-1] in request.stop_ids):
             request.stop = "stop"

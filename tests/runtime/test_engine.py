@@ -135,6 +135,26 @@ async def test_I7_tokens_do_not_depend_on_company_order_or_slots(policy: SmallPo
         assert played.tokens == together[seed].tokens == backwards[seed].tokens
 
 
+def spelled(ids: Sequence[int]) -> str:
+    return "".join(chr(ord("a") + i % 26) for i in ids)
+
+
+async def test_I7_tokens_do_not_depend_on_how_many_are_drawn_in_a_call(policy: SmallPolicy) -> None:
+    async def turns(decode_steps: int) -> list[tuple[int, ...]]:
+        config = replace(NARROW, decode_steps=decode_steps)
+        async with serve(policy, config, decode_text=spelled) as engine, engine.session(seed=1) as session:
+            stopped = await session.sample([1, 2, 3], max_tokens=40, stop=("e",))
+            assert stopped.stop == "stop"
+            assert len(stopped.tokens) % 16, "no draw of the chunk was given back"
+            after = await session.sample([5, 6], max_tokens=10)
+            session.rewind(4)
+            return [stopped.tokens, after.tokens, (await session.sample([7], max_tokens=10)).tokens]
+
+    one_by_one = await turns(1)
+    assert await turns(4) == one_by_one
+    assert await turns(16) == one_by_one
+
+
 async def test_I7_the_same_run_twice_is_the_same_to_the_bit(policy: SmallPolicy) -> None:
     async def run() -> dict[int, Played]:
         async with serve(policy) as engine:

@@ -11,7 +11,7 @@ STEPS = st.lists(st.tuples(st.sampled_from(["give", "cache", "publish", "rewind"
 def consistent(lane: Lane) -> bool:
     ends = [end for _, end in lane.spans]
     return (
-        len(lane.tokens) == len(lane.given) <= lane.drawn
+        len(lane.tokens) == len(lane.given) <= lane.position
         and 0 <= lane.prompt_length <= lane.cached <= len(lane.tokens)
         and ends == sorted(set(ends))
         and (ends[-1] if ends else 0) == lane.cached
@@ -27,7 +27,7 @@ def test_lengths_and_spans_agree_after_any_history(shared: int, steps: list[tupl
     if shared:
         lane.advance(shared, version)
     for step, n in steps:
-        before = lane.drawn
+        before = lane.position
         if step == "give":
             lane.append([n] * n, given=True)
         elif step == "draw":
@@ -40,7 +40,7 @@ def test_lengths_and_spans_agree_after_any_history(shared: int, steps: list[tupl
         elif step == "rewind":
             lane.truncate(min(n, len(lane.tokens)))
         assert consistent(lane)
-        assert lane.drawn >= before, "a draw's index came back, and with it a random number"
+        assert lane.position >= before, "a draw's index came back, and with it a random number"
         drawn += step == "draw"
     assert sum(not g for g in lane.given) <= drawn
 
@@ -60,6 +60,7 @@ def test_a_request_ends_at_a_stop_id_a_stop_string_or_its_budget() -> None:
     lane, request = answered(Request((), ("23",), 9, 1.0), [1, 2], [3, 4, 5])  # completed across two chunks
     assert (request.tokens, request.versions, request.logprobs) == ([1, 2, 3], [0, 0, 1], [0.5] * 3)
     assert (lane.tokens, lane.cached, lane.spans) == ([9, 1, 2, 3], 3, [(0, 2), (1, 3)])
+    assert lane.position == 3, "the next index is the one after what was kept, however long the chunk was"
     assert request.stop == "stop"
 
     _, request = answered(Request((3,), ("7",), 4, 1.0), [1, 2], [4, 5])
