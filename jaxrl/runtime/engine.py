@@ -19,7 +19,7 @@ token ids only; text enters through `decode_text`, for stop strings.
 
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Hashable, Iterable
+from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
@@ -82,6 +82,7 @@ class Engine:
         self.policy = Policy(weights, version)
         self.stats = Stats()
         self._named: dict[str, Policy] = {}
+        self._vocab_size = model.vocab_size
         self._decode_text = decode_text
         self._limiter = limiter
         dtype = jnp.float32 if jax.default_backend() == "cpu" else weights.params["embed"].dtype
@@ -121,8 +122,15 @@ class Engine:
         """Positions a session's context holds."""
         return self.config.context
 
-    def check(self, request: Request) -> None:
-        """Raise ValueError for a request that this engine cannot serve."""
+    def check(self, request: Request, new_tokens: Sequence[int]) -> None:
+        """Raise ValueError for a request, or tokens given with it, that this engine cannot serve."""
+        for what, ids in (("stop", request.stop_ids), ("new_tokens", new_tokens)):
+            strange = next((i for i in ids if not 0 <= i < self._vocab_size), None)
+            if strange is not None:
+                raise ValueError(
+                    f"{what} contains the id {strange}, and the model's vocabulary has the ids 0 to "
+                    f"{self._vocab_size - 1}; use the tokenizer that belongs to the model"
+                )
         if request.stop_strings and self._decode_text is None:
             raise ValueError(
                 f"stop strings {request.stop_strings} need an engine opened with decode_text; or give stop token ids"

@@ -151,8 +151,8 @@ class Desk(Protocol):
         """Positions a context holds."""
         ...
 
-    def check(self, request: Request) -> None:
-        """Raise ValueError for a request that this engine cannot serve."""
+    def check(self, request: Request, new_tokens: Sequence[int]) -> None:
+        """Raise ValueError for a request, or tokens given with it, that this engine cannot serve."""
         ...
 
     def submit(self, lane: Lane, request: Request) -> None:
@@ -208,7 +208,7 @@ class Session:
         ids = tuple(s for s in stop if not isinstance(s, str))
         strings = tuple(s for s in stop if isinstance(s, str))
         request, lane = Request(ids, strings, max_tokens, temperature), self._lane
-        self._desk.check(request)
+        self._desk.check(request, new_tokens)
         if lane.request is not None:
             raise RuntimeError("this session is sampling already; a session draws one turn at a time")
         if not self.tokens and not new_tokens:

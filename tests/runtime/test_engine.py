@@ -14,8 +14,10 @@ import trio
 from compiling import forget_programs
 from conftest_runtime import SmallPolicy, random_adapter
 
+from jaxrl.runtime.endpoint import open_endpoint
 from jaxrl.runtime.engine import ContextFull, Engine, Weights, open_engine
 from jaxrl.runtime.programs import Draw, Programs
+from jaxrl.runtime.remote import RemoteSampler
 from jaxrl.runtime.schedule import EngineConfig, Row
 from jaxrl.runtime.weights import Policy
 
@@ -337,12 +339,21 @@ async def test_I9_an_error_on_the_device_reaches_who_waits(policy: SmallPolicy, 
         ({"stop": tuple(range(9))}, "9 stop ids: the engine takes at most 8"),
         ({"stop": ("x",)}, "need an engine opened with decode_text"),
         ({"new_tokens": []}, "new_tokens is empty in a new session"),
+        ({"new_tokens": [1, 300]}, "new_tokens contains the id 300, and the model's vocabulary has the ids 0 to 299"),
+        ({"new_tokens": [-1]}, "new_tokens contains the id -1"),
+        ({"stop": (5, 2**40)}, "stop contains the id 1099511627776, and the model's vocabulary has the ids 0 to 299"),
+        ({"stop": (-1,)}, "stop contains the id -1"),
     ],
 )
-async def test_bad_arguments_are_refused(policy: SmallPolicy, arguments: dict[str, Any], message: str) -> None:
-    async with serve(policy) as engine, engine.session(seed=1) as session:
-        with pytest.raises(ValueError, match=message):
-            await session.sample(**{"new_tokens": [1], "max_tokens": 3, **arguments})
+async def test_bad_arguments_are_refused_also_from_elsewhere_and_the_session_goes_on(
+    policy: SmallPolicy, arguments: dict[str, Any], message: str
+) -> None:
+    async with serve(policy) as engine, open_endpoint(engine) as endpoint:
+        for sampler in (engine, RemoteSampler(endpoint.address)):
+            async with sampler.session(seed=1) as session:
+                with pytest.raises(ValueError, match=message):
+                    await session.sample(**{"new_tokens": [1], "max_tokens": 3, **arguments})
+                assert len((await session.sample([0, 299], max_tokens=3, stop=(299,))).tokens) > 0
 
 
 def test_a_context_beyond_the_model_is_refused(policy: SmallPolicy) -> None:
