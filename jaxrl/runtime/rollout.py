@@ -20,7 +20,7 @@ from jaxrl.runtime.episode import Limits, conclude, episode_seed, run_episode
 from jaxrl.runtime.opponents import sampling_from
 from jaxrl.runtime.sampler import Sampler, SamplerLost
 from jaxrl.runtime.strategy import FailFast, Strategy
-from jaxrl.tools import ToolFault
+from jaxrl.tools import ToolFault, first_error
 from jaxrl.types import Metrics, RolloutError, StopReason, Trajectory, TrajectoryGroup, Transition
 
 T = TypeVar("T")
@@ -276,7 +276,7 @@ class _Group:
         env: Env | None = None,
         turn: int | None = None,
     ) -> None:
-        cause = _leaf(error)
+        cause = first_error(error)
         self._record(type(cause).__name__, _text(cause), reason, member, env, turn)
 
     def _record(
@@ -284,13 +284,6 @@ class _Group:
     ) -> None:
         name = env.describe() if env else type(self._builder).__name__
         self._errors.append(RolloutError(kind, message, reason, self._builder.describe(), name, member, turn))
-
-
-def _leaf(error: BaseException) -> BaseException:
-    """The first error inside the groups that an env's own nurseries wrap it in."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 def _lost_sampler(error: BaseException | None) -> bool:
@@ -306,11 +299,11 @@ def _check_finite(reward: float, member: int) -> None:
 
 
 def _blame(error: BaseException) -> StopReason:
-    return StopReason.TOOL_ERROR if isinstance(_leaf(error), ToolFault) else StopReason.ENV_ERROR
+    return StopReason.TOOL_ERROR if isinstance(first_error(error), ToolFault) else StopReason.ENV_ERROR
 
 
 def _said(error: Exception) -> str:
-    cause = _leaf(error)
+    cause = first_error(error)
     return f"{type(cause).__name__}: {_text(cause)}"
 
 
