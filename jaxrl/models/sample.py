@@ -30,7 +30,8 @@ def draw(
 ) -> tuple[Int[Array, " B"], Float[Array, " B"]]:
     """Tokens and their log-probs under softmax(logits / temperature), float32.
 
-    Temperature 0 takes the most likely token (the lowest id among equals), with log-prob 0.
+    Temperature 0 takes the most likely token (the lowest id among equals), with log-prob 0. Of a row whose logits
+    have no largest finite one, the log-prob is not finite either, and the token is some id of the vocabulary.
     """
     b, v = logits_BV.shape
     top_B = jnp.max(logits_BV, axis=-1)
@@ -45,10 +46,10 @@ def draw(
     goal_B = jnp.where(greedy_B, 0.0, uniforms_B) * total_B
     block_B, goal_B = _search(sums, goal_B)
     offset_B, _ = _search(jnp.take_along_axis(blocks, block_B[:, None, None], axis=1)[:, 0], goal_B)
-    token_B = block_B * BLOCK + offset_B
+    token_B = jnp.minimum(block_B * BLOCK + offset_B, v - 1)  # nothing of positive weight leads into the padding
 
     chosen_B = jnp.take_along_axis(scaled_BV, token_B[:, None], axis=1)[:, 0]
-    logp_B = jnp.where(greedy_B, 0.0, chosen_B - jnp.log(total_B))
+    logp_B = chosen_B - jnp.where(greedy_B, 0.0, jnp.log(total_B))
     return token_B.astype(jnp.int32), logp_B
 
 

@@ -28,9 +28,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import trio
 
 from jaxrl.models.config import ModelConfig
+from jaxrl.models.decode import Drawn
 from jaxrl.runtime.programs import Draw, Programs
 from jaxrl.runtime.sampler import ContextFull
 from jaxrl.runtime.schedule import EngineConfig, Row, batches, bucket
@@ -240,7 +242,10 @@ class Engine:
     # --- the loop --------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Serve sessions until cancelled. An error on the device ends the engine and everyone who waits on it."""
+        """Serve sessions until cancelled. An error on the device ends the engine and everyone who waits on it.
+
+        So does a policy whose logits are not finite, with a FloatingPointError: what it wrote would spoil its slots.
+        """
         while True:
             async with self._turn:
                 worked = await self._tick()
@@ -383,6 +388,7 @@ class Engine:
         rows = [s.row for s, _ in turns]
         draws = [_draw(s, r, self.config.decode_steps) for s, r in turns]
         drawn, size = await self._on_device(partial(self._programs.decode, policy, rows, draws))
+        _check_finite(drawn, policy)
         self.stats.decode_row_steps += int(drawn.count_B.max()) * size
         for i, (lane, request) in enumerate(turns):
             if not lane.holds(request):
@@ -402,6 +408,16 @@ def _draw(lane: Lane, request: Request, steps: int) -> Draw:
     seed = (lane.seed >> 32 & 0xFFFFFFFF, lane.seed & 0xFFFFFFFF)
     budget = min(request.remaining, steps)
     return Draw(lane.tokens[-1], budget, seed, lane.position, request.temperature, request.stop_ids)
+
+
+def _check_finite(drawn: Drawn, policy: Policy) -> None:
+    real_BT = np.arange(drawn.logp_BT.shape[1]) < drawn.count_B[:, None]
+    if not np.isfinite(drawn.logp_BT[real_BT]).all():
+        raise FloatingPointError(
+            f"the logits of policy {policy} are not finite, so nothing can be drawn from them: its weights have "
+            "diverged, or overflow in their dtype. Lower the learning rate or the LoRA's alpha, or look at what it was "
+            "loaded from"
+        )
 
 
 def _since(lane: Lane) -> int:

@@ -38,13 +38,16 @@ class Policy:
     name: str | None = None  # of a frozen adapter; None for what was published
     key: object = field(default_factory=object, repr=False)  # stands for the policy where its weights must not stay
 
+    def __str__(self) -> str:
+        return self.name or f"version {self.version}"
+
     def arrays(self) -> Weights:
         """The weights. RuntimeError when an update has taken them away."""
         if any(isinstance(x, jax.Array) and x.is_deleted() for x in jax.tree.leaves(self.weights.trained)):
             raise RuntimeError(
-                f"the weights of policy {self.name or f'version {self.version}'} are gone: an update donates the "
-                "arrays it trains. To sample during or after an update, open the engine with snapshot(weights), "
-                "publish with copy=True, and register adapters that are copies"
+                f"the weights of policy {self} are gone: an update donates the arrays it trains. To sample during or "
+                "after an update, open the engine with snapshot(weights), publish with copy=True, and register "
+                "adapters that are copies"
             )
         return self.weights
 

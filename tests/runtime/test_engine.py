@@ -330,6 +330,21 @@ async def test_I9_an_error_on_the_device_reaches_who_waits(policy: SmallPolicy, 
             await session.sample([1, 2], max_tokens=3)
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+async def test_a_policy_that_has_overflowed_ends_the_engine_by_its_name(
+    policy: SmallPolicy, temperature: float
+) -> None:
+    overflown = jax.tree.map(lambda x: jnp.full_like(x, 1e20), policy.weights.adapter)
+    message = "the logits of policy bad are not finite.*learning rate or the LoRA's alpha"
+    with pytest.RaisesGroup(pytest.RaisesExc(FloatingPointError, match=message), flatten_subgroups=True):
+        async with serve(policy) as engine:
+            engine.add_policy("bad", overflown)
+            async with engine.session(seed=1) as session:
+                assert len((await session.sample([1, 2], max_tokens=3)).tokens) == 3
+            async with engine.session(seed=1, policy="bad") as session:
+                await session.sample([1, 2], max_tokens=3, temperature=temperature)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
