@@ -376,6 +376,7 @@ def _teaching(config: Config, algorithm: Algorithm) -> Teaching:
         teachers=tuple(config.teachers),
         penalize=algorithm.penalize,
         penalties=algorithm.penalties,
+        pairs=algorithm.objective.loss.row.pairs,
     )
 
 

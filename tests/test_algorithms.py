@@ -11,6 +11,7 @@ from small_run import small, write_model
 
 from jaxrl.algo.forms import FormResult
 from jaxrl.algo.optimizer import OptimizerConfig
+from jaxrl.algo.shaping import Shaping
 from jaxrl.algo.tokens import TokenInputs
 from jaxrl.algo.variants import VARIANTS
 from jaxrl.models import spec
@@ -114,6 +115,23 @@ def test_parts_in_whole_runs(config: dict[str, Any], model: str, tmp_path: Path)
         np.testing.assert_allclose([m["optim/entropy_coef"] for m in steps], [0.0, 0.01, 0.02], atol=1e-6)
     if "observation_coef" in config:
         assert steps[-1]["optim/observation_loss"] > 0
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize(
+    "cut", [{"overlong_masking": True}, {"shaping": Shaping(clamp_on_limit=True)}], ids=["masked", "clamped"]
+)
+def test_a_loss_of_pairs_counts_the_groups_that_budgets_have_made_none(
+    cut: dict[str, Any], streamed: bool, model: str, tmp_path: Path
+) -> None:
+    dpo = {"loss": "dpo", "aggregation": "prompt_mean_token_sum"}
+    stream = StreamMinibatchConfig(groups_per_minibatch=1) if streamed else None
+    settings = {"max_steps": 3, "max_tokens": 4, "stream_minibatch": stream, **cut}
+    steps = run(model, tmp_path / "run", loss_fn_config=dpo, data={"batch_size": 4, "group_size": 2}, **settings)
+    trained, unpaired = (sum(m[f"data/groups_{name}"] for m in steps) for name in ("trained", "unpaired"))
+    assert min(trained, unpaired) > 0
+    assert sum(m["data/datums"] for m in steps) == 2 * trained
+    assert "data/groups_unpaired" not in run(model, tmp_path / "other", max_steps=1)[0]
 
 
 def test_substeps_move_the_policy_inside_a_batch(model: str, tmp_path: Path) -> None:

@@ -70,15 +70,24 @@ def packed(
 
 def _check_pairs(data_D: Sequence[Datum]) -> None:
     """Raise unless every group is one episode of positive and one of negative advantage."""
+    for group, signs in signs_by_group(data_D).items():
+        if signs != PAIR:
+            raise ValueError(
+                f"the loss compares pairs, and group {group} has {len(signs)} episodes with advantages of sign "
+                f"{signs}: give groups of two, one better than the other"
+            )
+
+
+PAIR = [-1.0, 1.0]
+"""The signs of the episodes of a group that is a pair."""
+
+
+def signs_by_group(data_D: Sequence[Datum]) -> dict[int, list[float]]:
+    """Group -> the signs of the advantages of its episodes that have datums, ascending."""
     signs: dict[int, dict[int, float]] = {}
     for d in data_D:
         signs.setdefault(d.group, {})[d.episode] = float(np.sign(d.advantages[d.mask].sum()))
-    for group, of_episode in signs.items():
-        if sorted(of_episode.values()) != [-1.0, 1.0]:
-            raise ValueError(
-                f"the loss compares pairs, and group {group} has {len(of_episode)} episodes with advantages of sign "
-                f"{sorted(of_episode.values())}: give groups of two, one better than the other"
-            )
+    return {group: sorted(of_episode.values()) for group, of_episode in signs.items()}
 
 
 def observation_weights(data_D: Sequence[Datum]) -> list[np.ndarray]:

@@ -32,6 +32,7 @@ from jaxrl.algo.data import (
     trainable,
     turn_starts,
 )
+from jaxrl.algo.objective import PAIR, signs_by_group
 from jaxrl.algo.shaping import Shaping, shape
 from jaxrl.env import EnvGroupBuilder, EnvironmentFault, RLDataset
 from jaxrl.runtime.admission import Admission
@@ -104,7 +105,7 @@ class Teaching:
 
     knobs: of the estimator, where they are not its defaults. reference: datums are scored under a reference, that of
     the teacher whose name is a tag of their group, if there is one; `penalize` then changes their advantages, and what
-    `penalties` says of a (group, episode) is taken off its reward.
+    `penalties` says of a (group, episode) is taken off its reward. pairs: a loss compares a group's two episodes.
     """
 
     advantage: str
@@ -115,6 +116,7 @@ class Teaching:
     teachers: Collection[str] = ()
     penalize: Callable[[Sequence[Datum]], list[Datum]] | None = None
     penalties: Callable[[Sequence[Datum]], Penalties] | None = None
+    pairs: bool = False
 
     @property
     def reads_values(self) -> bool:
@@ -278,6 +280,7 @@ class _Batch:
         self._run = run
         self._waiting: list[Played] = []
         self._taken = 0
+        self._unpaired = 0
         self._useful: list[TrajectoryGroup] = []
         self._lessons: list[tuple[TurnValues, np.ndarray]] = []
         self.data_D: list[Datum] = []
@@ -299,7 +302,8 @@ class _Batch:
         if self._run.teaching.reads_values:
             metrics |= await self._run.on_device(self._run.learner.fit_critic, *joined(self._lessons))
         self._run.baselines = baselines_after(self._useful, self._run.teaching, self._run.baselines)
-        return reference_metrics(self.data_D) | metrics | data_metrics(self.data_D, self._useful)
+        unpaired = {"data/groups_unpaired": float(self._unpaired)} if self._run.teaching.pairs else {}
+        return reference_metrics(self.data_D) | metrics | data_metrics(self.data_D, self._useful) | unpaired
 
     async def _datums(self) -> list[Datum]:
         self._waiting.sort(key=lambda p: p.place.number)
@@ -320,6 +324,10 @@ class _Batch:
                 data_D = with_advantages_of(data_D, make(penalties=teaching.penalties(data_D))[0])
             if teaching.penalize is not None:
                 data_D = teaching.penalize(data_D)
+        if teaching.pairs:
+            count = len(useful_P)
+            data_D, useful_P = only_pairs(data_D, useful_P, first_group=self._taken)
+            self._unpaired += count - len(useful_P)
         self._taken += len(groups_P)
         self._waiting.clear()
         self._useful += useful_P
@@ -409,6 +417,20 @@ def _penalised(
 def with_advantages_of(data_D: Sequence[Datum], others_D: Sequence[Datum]) -> list[Datum]:
     """The datums with the advantages of others, which are the same tokens in the same order."""
     return [replace(d, advantages=other.advantages) for d, other in zip(data_D, others_D, strict=True)]
+
+
+def only_pairs(
+    data_D: Sequence[Datum], useful_P: Sequence[TrajectoryGroup], *, first_group: int = 0
+) -> tuple[list[Datum], list[TrajectoryGroup]]:
+    """What a loss of pairs can learn from: without the groups of two of which not one is better and one worse. Pure.
+
+    They teach by their rewards, but a member is masked, or shaping or a penalty has taken the difference away. Groups
+    of other sizes stay: the loss refuses them, for no change of their rewards would make them pairs.
+    """
+    signs = signs_by_group(data_D)
+    numbered = list(enumerate(useful_P, start=first_group))
+    out = {n for n, group in numbered if len(group.trajectories_G) == len(PAIR) and signs.get(n) != PAIR}
+    return [d for d in data_D if d.group not in out], [group for n, group in numbered if n not in out]
 
 
 def teacher_names(

@@ -1,11 +1,13 @@
 """When a run evaluates and saves, and what becomes of a batch between rollout and update."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from jaxrl.algo.shaping import Shaping
 from jaxrl.runtime import loop
 from jaxrl.runtime.engine import Stats
 from jaxrl.runtime.episode import Limits
@@ -17,6 +19,7 @@ from jaxrl.runtime.loop import (
     data_metrics,
     engine_metrics,
     evaluate,
+    only_pairs,
     train_loop,
     training_data,
 )
@@ -82,6 +85,22 @@ def test_episodes_cut_short_are_masked_when_asked_but_stay_in_the_baseline(stop:
     (all_data, _), (masked, _) = (training_data([mixed], Teaching("mean", on)) for on in (False, True))
     assert len(all_data) == 2
     assert [float(d.advantages[-1]) for d in masked] == [0.5], "the advantage still knows of the other"
+
+
+def test_groups_of_two_that_are_no_pair_are_left_out_by_number_and_other_sizes_stay() -> None:
+    cut, whole = (group(1, stop=stop).trajectories_G[0] for stop in (StopReason.MAX_TOKENS, StopReason.TERMINATED))
+    unsaid = Trajectory((replace(whole.transitions[0], masked=True),), StopReason.TERMINATED)
+    pair = lambda *two: TrajectoryGroup(two, (1.0, 0.0), ({}, {}))  # noqa: E731
+    groups = [pair(whole, cut), group(1, 0), pair(unsaid, whole), pair(cut, whole), group(0, 0, 3), group(0, 1)]
+    teaching = Teaching("mean", overlong_masking=True, shaping=Shaping(clamp_on_limit=True), pairs=True)
+    data, useful = training_data(groups, teaching, first_group=10)
+    assert len(useful) == 6
+    data, useful = only_pairs(data, useful, first_group=10)
+    assert [id(g) for g in useful] == [id(g) for g in (groups[1], groups[4], groups[5])]
+    assert [(d.group, d.advantages[-1]) for d in data] == [(11, 0.5), (11, -0.5), *THREE, (15, -0.5), (15, 0.5)]
+
+
+THREE = [(14, -1.0), (14, -1.0), (14, 2.0)]
 
 
 def test_nothing_to_learn_is_a_normal_case() -> None:
