@@ -91,22 +91,26 @@ def comparing(template: str, comparison: Comparison) -> str:
 COMPARE_FIELDS = {"first": True, "second": True, "prompt": False, "fence": False}
 GRADE_FIELDS = {"answer": True, "criterion": True, "prompt": False, "fence": False, "instruction": False}
 
-_VERDICT = re.compile(r"\bverdict\b\W*(?:(?:is|it|answer)\b\W*)*(?:(?:an?\s+)?(tie)\b|((?-i:[AB]))\b)", re.IGNORECASE)
-_ALONE = re.compile(r"\W*(?:answer\W+)?(?:(tie)|((?-i:[AB])))\W*", re.IGNORECASE)
+_VERDICT = re.compile(
+    r"\bverdict\b\W*(?:(?:is|it|answer)\b\W*)*(?:(?:an?\s+)?(tie)\b|((?-i:[AB]))\b)"
+    r"""(?P<end>(?:[^\S\n]|[.!*`"'\u201d\u2019)\]}>])*$)?""",
+    re.IGNORECASE | re.MULTILINE,
+)
+_ALONE = re.compile(r"\W*(?:answer\W+)?(?:(tie)|((?-i:[AB])))(?P<end>\W*)", re.IGNORECASE)
 _MEANS = {"A": FIRST, "B": SECOND}
 
 
 def read_verdict(reply: str) -> Preference:
     """The last "Verdict: A", "Verdict: B" or "Verdict: tie" of a reply; or the reply, when it is only that word.
 
-    Raises JudgeFault when there is none: a reply that says nothing is no tie.
+    Raises JudgeFault when there is none: a reply that says nothing is no tie. Nor is there one when its line goes on:
+    "A or B" and "A is worse, so B" have not chosen the one that they name first.
     """
-    said = [tie or letter for tie, letter in _VERDICT.findall(reply)]
-    if not said and (alone := _ALONE.fullmatch(reply)):
-        said = [alone[1] or alone[2]]
-    if not said:
+    found = [*_VERDICT.finditer(reply)]
+    last = found[-1] if found else _ALONE.fullmatch(reply)
+    if not last or last["end"] is None:
         raise JudgeFault(f"the reply holds no verdict A, B or tie: {reply[-_SHOWN:]!r}")
-    return _MEANS.get(said[-1], TIE)
+    return _MEANS.get(last[2], TIE)
 
 
 def read_score(reply: str, pattern: str, low: float, high: float) -> float:

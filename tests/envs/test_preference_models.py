@@ -78,7 +78,8 @@ def compare(first: str, second: str) -> Comparison:
         *(("Verdict: **A**", FIRST), ("verdict: [[B]]", SECOND), ("My verdict is: Answer A.", FIRST)),
         *(("Verdict: a tie", TIE), ("VERDICT: TIE", TIE), ("Verdict: A tie.", TIE), ("Verdict:\nB", SECOND)),
         *(("If so, Verdict: A. But it is not so.\nVerdict: B", SECOND), ("A", FIRST), (" [[B]].\n", SECOND)),
-        *(("Tie", TIE), ("Answer A", FIRST)),
+        *(("Tie", TIE), ("Answer A", FIRST), ("So verdict (A) or (B)?\nVerdict: 'B'.\r\nBye.", SECOND)),
+        *(("Verdict: **[A]**! \n\nThat was it.", FIRST), ("VERDICT {`A`}", FIRST), ("Verdict: \u201cB.\u201d", SECOND)),
     ],
 )
 def test_verdicts_that_are_read(reply: str, verdict: Preference) -> None:
@@ -96,6 +97,14 @@ def test_verdicts_that_are_read(reply: str, verdict: Preference) -> None:
         "I",
         "Verdict: C",
         "AB",
+        "Verdict: A or B",
+        "Verdict: A/B",
+        "Verdict: A, B",
+        "Verdict: A is worse, so B",
+        "My verdict, A being longer, is B",
+        "## Verdict\nA good point is made by B.\nI choose B.",
+        "Verdict: A\nOn second thought, verdict: A or B",
+        "Verdict: tie or A",
     ],
 )
 def test_I13_a_reply_without_a_verdict_is_a_fault_and_no_tie(reply: str) -> None:
