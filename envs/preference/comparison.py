@@ -5,10 +5,11 @@ Knows messages. It must not know groups, rewards, nor any particular judge.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from textwrap import indent
+from typing import Protocol, get_args
 
 from jaxrl.env import EnvironmentFault
-from jaxrl.types import Message
+from jaxrl.types import Message, Role
 
 Conversation = tuple[Message, ...]
 """A prompt, or what followed it."""
@@ -77,18 +78,24 @@ def answer(completion: Sequence[Message]) -> str:
     return next((m.content for m in reversed(completion) if m.role == "assistant"), "")
 
 
+_HEADINGS = tuple(f"[{role}" for role in get_args(Role))
+
+
 def spoken(conversation: Sequence[Message]) -> str:
-    """A conversation as text for a judge to read. A single message is its content alone."""
-    if len(conversation) == 1 and not conversation[0].calls:
-        return conversation[0].content
-    return "\n\n".join(f"[{_speaker(m)}]\n{_said(m)}" for m in conversation)
+    """A conversation as text for a judge to read: lines such as [user], and under each, indented, what was said.
+
+    So nothing that was said can pass for another turn. A single message is its content alone, unless it tries to.
+    """
+    alone = conversation[0] if len(conversation) == 1 and not conversation[0].calls else None
+    if alone and not any(line.lstrip().lower().startswith(_HEADINGS) for line in alone.content.splitlines()):
+        return alone.content
+    return "\n\n".join(f"[{who}]\n{indent(text, '    ')}" for m in conversation for who, text in _parts(m))
 
 
-def _speaker(message: Message) -> str:
-    return f"tool {message.name}" if message.role == "tool" and message.name else message.role
-
-
-def _said(message: Message) -> str:
-    calls = [f"(calls {call.name} with {call.arguments})" for call in message.tool_calls]
-    unread = [f"(a call that could not be read: {call.text})" for call in message.malformed_calls]
-    return "\n".join(part for part in (message.content, *calls, *unread) if part)
+def _parts(message: Message) -> list[tuple[str, str]]:
+    """Who speaks, or does what, and the text of it."""
+    tool = f"{message.role} {message.name}" if message.role == "tool" and message.name else message.role
+    calls = [(f"{message.role} calls {call.name}", call.arguments) for call in message.tool_calls]
+    unread = [(f"{message.role} calls what could not be read", call.text) for call in message.malformed_calls]
+    said = [(tool, message.content)] if message.content or not message.calls else []
+    return [(" ".join(who.split()), text) for who, text in (*said, *calls, *unread)]
