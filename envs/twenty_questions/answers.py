@@ -8,16 +8,21 @@ import re
 
 from envs.twenty_questions.knowledge import KNOWLEDGE, PROPERTIES, Answer
 
-_WORD = re.compile(r"[a-z-]+")
-_GUESS = re.compile(r"\bguess(?: is)?[\s:]+([^.,;!?\n]+)", re.IGNORECASE)
-_IS_IT = re.compile(r"\bis (?:it|this|the thing)\s+([^.,;!?\n]+)", re.IGNORECASE)
-_NEGATIONS = frozenset({"not", "isn", "isn't", "no", "never", "without", "or"})
-_ARTICLES = frozenset({"a", "an", "the", "it", "it's", "is"})
+_WORD = re.compile(r"[a-z]+(?:['-][a-z]+)*")
+_GUESS = re.compile(r"\bguess(?:\s+is\b|[\s*_]*:|\s*[-–—]\s)[\s:*_-]*([^.,;!?\n]+)", re.IGNORECASE)
+_ASKED = re.compile(r"\b(?:guess|is (?:it|this|the thing))\s+([^.,:;!?\n]+)", re.IGNORECASE)
+_NEGATING = (
+    "not cannot no non never none neither nor nothing without lack lacks lacking unable incapable impossible false or "
+    "but other different except excluding besides unlike instead rather hardly"
+)
+_NEGATIONS = frozenset(_NEGATING.split())
+_NEGATED = re.compile(r"(?:is|are|was|were|do|does|did|ca|could|wo|would|should|has|have|had|ai)n'?t|\w*less")
+_ARTICLES = frozenset({"a", "an", "the", "it", "it's", "is", "that"})
 
 
 def words(text: str) -> tuple[str, ...]:
-    """The words of a text, small, without punctuation."""
-    return tuple(_WORD.findall(text.lower()))
+    """The words of a text, small, without punctuation but for what joins two parts of one: can't, man-made."""
+    return tuple(_WORD.findall(text.lower().replace("\N{RIGHT SINGLE QUOTATION MARK}", "'")))
 
 
 _ASKED_BY = {words(phrase): name for name, phrases in PROPERTIES.items() for phrase in phrases}
@@ -27,7 +32,7 @@ _LONGEST = max(map(len, _ASKED_BY))
 def property_asked(question: str) -> str | None:
     """The one property that a question asks for; None when there is none, or more than one, or a negation."""
     said = words(question)
-    if _NEGATIONS & set(said):
+    if _NEGATIONS & set(said) or any(map(_NEGATED.fullmatch, said)):
         return None
     spans = (said[i : i + n] for i in range(len(said)) for n in range(1, _LONGEST + 1))
     asked = {_ASKED_BY[span] for span in spans if span in _ASKED_BY}
@@ -35,13 +40,14 @@ def property_asked(question: str) -> str | None:
 
 
 def thing_guessed(text: str, *, known: frozenset[str] = frozenset(KNOWLEDGE)) -> str | None:
-    """The thing that a message guesses: "Guess: dog", or "Is it a dog?" when dog is one of the `known`; else None."""
+    """The thing that a message guesses: "Guess: dog", "My guess is a dog"; else one of the `known` that it names.
+
+    So "Is it a dog?" and "I guess a dog" are guesses when dog is known, and "Is it an animal?" is a question.
+    """
     explicit = _GUESS.search(text)
-    if explicit:
-        return _named(explicit[1])
-    asked = _IS_IT.search(text)
-    named = _named(asked[1]) if asked else None
-    return named if named in known else None
+    if explicit and (named := _named(explicit[1])):
+        return named
+    return next((named for asked in _ASKED.findall(text) if (named := _named(asked)) in known), None)
 
 
 def answer_about(thing: str, question: str) -> Answer:

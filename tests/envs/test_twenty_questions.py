@@ -114,6 +114,19 @@ def test_what_asks_for_nothing_for_two_things_or_in_the_negative_is_not_known(qu
 
 
 @pytest.mark.parametrize(
+    "question",
+    [
+        *("It can't fly, can it?", "It can\u2019t fly?", "It cant fly?", "cannot fly?", "It can fly, can't it?"),
+        *("Is it something that doesn't fly?", "Won't it fly?", "Is it unable to fly?", "Neither flies nor swims?"),
+        *("Is it a thing other than a bird?", "Anything but a bird?", "Is it unlike a bird?", "Is it a wingless bird?"),
+        *("Does it lack legs?", "Is it non living?", "Is it false that it flies?", "Is it different from a bird?"),
+    ],
+)
+def test_a_question_with_a_negation_is_not_answered_as_if_it_had_none(question: str) -> None:
+    assert answer_about("eagle", question) is UNKNOWN
+
+
+@pytest.mark.parametrize(
     ("thing", "question", "answer"),
     [
         ("dog", "Is it alive?", YES),
@@ -143,6 +156,14 @@ def test_answers(thing: str, question: str, answer: Answer) -> None:
         ),
         *(("Is it a dog?", "dog"), ("Guess: unicorn", "unicorn"), ("Guess: dog, since it barks", "dog")),
         *(("Is it an animal?", None), ("Is it a unicorn?", None), ("dog", None), ("", None), ("Guess:", None)),
+        *(("Guess - dog", "dog"), ("**Guess**: dog", "dog"), ("Guess: - dog", "dog"), ("My guess is: a dog", "dog")),
+        *(
+            ("I guess it\u2019s a dog", "dog"),
+            ("I guess so. Is it a dog?", "dog"),
+            ("My guess is that it's a dog", "dog"),
+        ),
+        *(("I guess I should ask: is it alive?", None), ("My best guess so far: is it an animal?", None)),
+        *(("I guess I should ask: is it a dog?", "dog"), ("Guess: -", None), ("Guess: ", None), ("guess-work?", None)),
     ],
 )
 def test_what_is_read_as_a_guess(text: str, guess: str | None) -> None:
