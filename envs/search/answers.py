@@ -13,6 +13,7 @@ _TAGS = re.compile(r"\s*<answer>(.*)</answer>\s*", re.IGNORECASE)
 _BOXED = re.compile(r"\\(?:boxed|text|textbf|mathrm)\{([^{}]*)\}")
 _MARKUP = " \t*_`$"
 _LONGEST = 300
+_LONGEST_WRAPPED = 3000  # boxes are taken off one by one, from the inside
 
 _GROUPED = re.compile(r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))")
 _KEPT = re.compile(r"(?<=[0-9])\.(?=[0-9])|(?<![\w])-(?=[0-9])")  # a decimal point, a sign
@@ -30,7 +31,8 @@ def read_answer(text: str) -> str | None:
     found = [match for line in lines if (match := _TAGS.fullmatch(line) or _LINE.fullmatch(line))]
     if len(found) != 1 or found[0].string != lines[-1]:
         return None
-    answer = _bare(found[0][1])
+    wrapped = found[0][1].strip()
+    answer = _bare(wrapped) if len(wrapped) <= _LONGEST_WRAPPED else ""
     return answer if answer and len(answer) <= _LONGEST else None
 
 

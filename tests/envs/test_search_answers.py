@@ -1,5 +1,7 @@
 """Reading and judging answers of the search environment: whole answers in normal form, one answer line, no more."""
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -95,6 +97,20 @@ def test_answers_that_are_equal_in_normal_form(given: str, accepted: str) -> Non
 )
 def test_N07_N19_parts_and_lists_are_not_equal(given: str, accepted: str) -> None:
     assert not is_right(given, [accepted])
+
+
+NESTED = r"\boxed{" * 10_000 + "a" + "}" * 10_000
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [(f"Answer: {NESTED}", None), (f"<answer>{NESTED}</answer>", None), (f"Answer: a{' ' * 80_000}", "a")],
+    ids=["line", "tags", "blanks"],
+)
+def test_a_long_line_is_read_in_no_time(text: str, answer: str | None) -> None:
+    began = time.monotonic()
+    assert read_answer(text) == answer
+    assert time.monotonic() - began < 0.2
 
 
 @given(st.text())
