@@ -14,7 +14,7 @@ from envs.search.corpus import Corpus, Passage, encodable, fingerprint, load
 from envs.search.embedder import Embedder, WordLlamaEmbedder
 from envs.search.exact import BATCH
 from envs.search.factbook import Factbook
-from envs.search.retriever import Hit, check_k, in_thread, readable
+from envs.search.retriever import Hit, check_k, finite, in_thread, readable
 from envs.search.wire import Server
 from jaxrl.env import EnvironmentFault
 
@@ -68,7 +68,7 @@ class ChromaServerRetriever:
             if any(len(column) != queries for column in columns):
                 raise ValueError(f"expected {queries} rows in each column")
             return [[_hit(*each) for each in zip(*row, strict=True)] for row in zip(*columns, strict=True)]
-        except (ValueError, TypeError, LookupError) as error:
+        except (ValueError, TypeError, LookupError, AttributeError) as error:
             raise EnvironmentFault(f"{self.server.url}: no answer of a Chroma server ({error})") from None
 
     async def _id(self) -> str:
@@ -132,6 +132,6 @@ def _metadata(found: Any) -> Mapping[str, Any]:
     return (found.get("metadata") if isinstance(found, Mapping) else None) or {}
 
 
-def _hit(id: str, document: str | None, metadata: Mapping[str, Any] | None, distance: float) -> Hit:
+def _hit(id: str, document: str | None, metadata: Mapping[str, Any] | None, distance: Any) -> Hit:
     title = str((metadata or {}).get("title", ""))
-    return Hit(Passage(id, encodable(title), encodable(document or "")), 1.0 - float(distance))
+    return Hit(Passage(id, encodable(title), encodable(document or "")), 1.0 - finite(distance))

@@ -7,13 +7,12 @@ A list of hits for each query, in order. Servers that leave scores out answer wi
 their place. A document without an id is identified by its content.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from envs.search.corpus import fingerprint, read_document
-from envs.search.retriever import Hit, check_k, readable
+from envs.search.retriever import Hit, check_k, finite, readable
 from envs.search.wire import Server
 from jaxrl.env import EnvironmentFault
 
@@ -55,9 +54,7 @@ def _hits(answer: Any, queries: int, k: int) -> list[list[Hit]]:
 
 
 def _hit(hit: Any, place: int) -> Hit:
-    document, score = (hit["document"], float(hit["score"])) if "document" in hit else (hit, 1.0 / (1 + place))
-    if not math.isfinite(score):
-        raise ValueError(f"a score is {score}")
+    document, score = (hit["document"], finite(hit["score"])) if "document" in hit else (hit, 1.0 / (1 + place))
     if isinstance(document, Mapping) and "id" not in document:
         said = (str(document.get(key, "")) for key in ("title", "text", "contents"))
         document = {**document, "id": fingerprint(*said)[:16]}

@@ -3,10 +3,11 @@
 Knows passages and trio; must not know any index, embedder or wire format.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import trio
@@ -47,6 +48,17 @@ def check_k(k: int) -> None:
     """Raise ValueError unless at least one passage is asked for."""
     if k < 1:
         raise ValueError(f"k={k}: expected at least 1 passage a query")
+
+
+def finite(score: Any) -> float:
+    """The number that a server gave. Raises ValueError for one that cannot be ordered, TypeError for what is none."""
+    try:
+        number = float(score)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise ValueError(f"a score is {number}")
+    return number
 
 
 def readable(queries: Sequence[str]) -> list[str]:

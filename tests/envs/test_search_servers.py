@@ -200,6 +200,7 @@ async def test_a_server_that_hangs_is_given_up_and_a_search_can_be_cancelled() -
         (200, {"result": [["text"]]}, "no answer of the retrieval contract"),
         (200, {"result": [[{"document": {"id": "1", "contents": "x"}, "score": None}]]}, "no answer of the"),
         (200, b'{"result": [[{"document": {"id": "1", "contents": "x"}, "score": NaN}]]}', "a score is nan"),
+        (200, {"result": [[{"document": {"id": "1", "contents": "x"}, "score": 10**400}]]}, "a score is inf"),
     ],
 )
 async def test_an_answer_that_is_none_is_a_fault(status: int, said: Any, teaches: str) -> None:
@@ -335,6 +336,19 @@ async def test_a_collection_that_is_there_already_is_searched_as_it_is() -> None
         with pytest.raises(EnvironmentFault, match="status 404"):
             await chroma(asked.url, corpus=None, collection="absent").prepare()
     assert [hit.passage for hit in hits] == [Passage("n", "", "Oslo")]
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"distances": [[10**400]]}, {"distances": [[float("nan")]]}, {"documents": [[7]]}, {"metadatas": [["x"]]}]
+)
+async def test_a_hit_of_a_chroma_server_that_is_none_is_a_fault(wrong: dict[str, Any]) -> None:
+    said = {"ids": [["1"]], "documents": [["x"]], "metadatas": [[None]], "distances": [[0.5]], **wrong}
+    found = {"id": "id-w", "metadata": {"embedder": "hashed-1-64"}}
+    with (
+        serving(lambda _, path, *rest: (200, said if path.endswith("/query") else found)) as asked,
+        pytest.raises(EnvironmentFault, match="no answer of a Chroma server"),
+    ):
+        await chroma(asked.url, corpus=None, collection="wiki").search(["x"], 1)
 
 
 async def test_a_server_that_loses_passages_or_answers_something_else_is_a_fault() -> None:
