@@ -239,7 +239,7 @@ def _quoted(text: str, work: Work, nesting: int) -> Answer | None:
 
 
 _CHOICE = re.compile(r"\(([A-Z])\)")
-_WORD = re.compile(r"[^\W\d_]{2,}")
+_WORD = re.compile(r"(?<!\\)(?<![^\W\d_])[^\W\d_]{2,}")  # and no command
 
 
 def _scalar(text: str, work: Work) -> Answer:
@@ -264,8 +264,13 @@ def _evaluated(node: Node, taken: Quantity, work: Work) -> Scalar:
     return Scalar(node, value, reason, taken.percent, taken.unit)
 
 
+_BLANKS = re.compile(r" ?([^\w ]) ?")
+_BEHIND_COMMAND = re.compile(r"(\\[A-Za-z]+) (?![A-Za-z])")
+
+
 def _words(text: str) -> Words:
-    text = " ".join(text.replace('"', " ").split()).rstrip(".!")
+    text = _BLANKS.sub(r"\1", " ".join(text.replace('"', " ").split())).rstrip(".!")
+    text = _BEHIND_COMMAND.sub(r"\1", text)
     return Words(text.casefold() if _WORD.search(text) else text)
 
 

@@ -13,6 +13,7 @@ _CHARACTERS = str.maketrans(
     {
         '"': "", "\N{MINUS SIGN}": "-", "\N{EN DASH}": "-", "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ",
         "÷": r"\div ", "π": r"\pi ", "∞": r"\infty ", "∪": r"\cup ", "±": r"\pm ", "∈": r"\in ", "θ": r"\theta ",
+        "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "∅": r"\emptyset ",
         "²": "^{2}", "³": "^{3}", "°": r"^{\circ}", "√": r"\sqrt ", "½": " 1/2", "¼": " 1/4", "¾": " 3/4",
         "\N{NO-BREAK SPACE}": " ", "\N{THIN SPACE}": " ", "$": "", "£": "", "€": "", "¥": "", "％": "%",
     }
@@ -30,6 +31,13 @@ _REPLACED = [
     (re.compile(r"\\(?:lbrace|\{)"), r"\\{"),
     (re.compile(r"\\(?:rbrace|\})"), r"\\}"),
     (re.compile(r"\\(?:lvert|rvert|vert|mid)(?![A-Za-z])|\\\|"), "|"),
+    (re.compile(r"\\leq(?:slant)?(?![A-Za-z])|<="), r"\\le "),
+    (re.compile(r"\\geq(?:slant)?(?![A-Za-z])|>="), r"\\ge "),
+    (re.compile(r"\\neq(?![A-Za-z])"), r"\\ne "),
+    (re.compile(r"\\lt(?![A-Za-z])"), "<"),
+    (re.compile(r"\\gt(?![A-Za-z])"), ">"),
+    (re.compile(r"\\varnothing(?![A-Za-z])"), r"\\emptyset "),
+    (re.compile(r"\\degrees?(?![A-Za-z])"), r"^{\\circ}"),
     (re.compile(r"([0-9])\{,\}(?=[0-9])"), r"\1"),
     (
         re.compile(r"(?<![0-9A-Za-z.,/^_}])([0-9]{1,3}(?: [0-9]{3})+)(?![0-9A-Za-z./]| [0-9])"),

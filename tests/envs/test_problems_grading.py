@@ -159,6 +159,20 @@ EQUAL = [
     ("(C)", "C"),
     ("1011_2", "1011_{2}"),
     ("16:9", "16:9"),
+    # inequalities and other marks
+    ("x<5", "x < 5"),
+    ("1<x<2", "1 < x < 2"),
+    ("x>-2", "x > -2"),
+    (r"x \le 5", r"x\leq 5"),
+    ("x≤5", r"x\leq 5"),
+    ("x <= 5", r"x \leqslant5"),
+    ("x≥5", r"x \geq 5"),
+    (r"x \lt 5", "x<5"),
+    ("x≠0", r"x \neq 0"),
+    ("∅", r"\varnothing"),
+    (r"\emptyset", r"\varnothing"),
+    (r"\lfloor x\rfloor", r"\lfloor x \rfloor"),
+    (r"\lfloor 2x \rfloor", r"\lfloor2x\rfloor"),
 ]
 
 DIFFERENT = [
@@ -226,6 +240,10 @@ DIFFERENT = [
     ("1²3", "123"),
     ("4²", "42"),
     (r"\text{5}6", "56"),
+    (r"X \le 5", r"x \le 5"),
+    ("x<5", "x>5"),
+    ("x<5", r"x \le 5"),
+    (r"\lfloor X\rfloor", r"\lfloor x\rfloor"),
 ]
 
 
