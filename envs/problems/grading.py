@@ -6,7 +6,8 @@ the reference is a number, the answer has to be a number written out, so that re
 ("2^{10}" for 1024, "6/3" for 2) earns nothing; a fraction need not be in lowest terms.
 
     50\% is the same as 50 and as 0.5. A unit, a currency, words behind a number count for nothing on one side alone;
-    two different known units differ ("5 cm", "5 m"). "2 million" is 2000000.
+    two that both say what the other does not differ ("5 cm", "5 m"; "5 cups", "5 gallons"). "2 million" is 2000000.
+    5 m is a product, but an answer in meters where the reference is a number.
     (1,2) is a pair, [1,2) an interval; order counts. {1,2}, "1, 2", "1 or 2", "x=1, x=2" and 1.5 \pm 0.5 are sets.
     x = 5 is the same as 5, and not as y = 5.
     A decimal is the number it spells: 0.33 is not 1/3. A numeral with a base is that numeral: 11_2 is not 3.
@@ -22,7 +23,7 @@ from fractions import Fraction
 
 from envs.problems.exact import Undecided, Value, Work, evaluate, same
 from envs.problems.expression import MAX_LENGTH, Node, Unreadable, number, read_expression
-from envs.problems.notation import THOUSANDS, Quantity, clean, quantity
+from envs.problems.notation import THOUSANDS, Quantity, clean, quantity, quantity_of_letters
 
 MAX_ITEMS, MAX_NESTING = 24, 6
 
@@ -43,13 +44,17 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Scalar:
-    """One expression. `value` is None where exact arithmetic has none; then `reason` says why."""
+    """One expression. `value` is None where exact arithmetic has none; then `reason` says why.
+
+    in_units: the number that it is when its letters are those of a unit.
+    """
 
     node: Node
     value: Value | None
     reason: str
     percent: bool
-    unit: str | None
+    unit: frozenset[str]
+    in_units: "Scalar | None" = None
 
 
 @dataclass(frozen=True)
@@ -245,17 +250,21 @@ _WORD = re.compile(r"(?<!\\)(?<![^\W\d_])[^\W\d_]{2,}")  # and no command
 def _scalar(text: str, work: Work) -> Answer:
     if _WORD.fullmatch(text) and text != "pi":
         return _words(text)
-    taken = quantity(THOUSANDS.sub(lambda found: found[0].replace(",", ""), text))
+    plain = THOUSANDS.sub(lambda found: found[0].replace(",", ""), text)
+    letters = quantity_of_letters(plain)
+    in_units = _measured(letters, work) if letters else None
+    scalar = _measured(quantity(plain), work) or in_units
+    return replace(scalar, in_units=in_units) if scalar else _words(text)
+
+
+def _measured(taken: Quantity, work: Work) -> Scalar | None:
+    """The expression with what stood around it; None when it is no expression."""
     try:
         node = read_expression(_CHOICE.sub(r"\1", taken.text))
     except Unreadable:
-        return _words(text)
+        return None
     if taken.factor != 1:
         node = Node("scaled", (node, number(taken.factor)))
-    return _evaluated(node, taken, work)
-
-
-def _evaluated(node: Node, taken: Quantity, work: Work) -> Scalar:
     plain = replace(node, op="mul") if node.op == "scaled" else node
     try:
         value, reason = evaluate(plain, work), ""
@@ -371,8 +380,10 @@ def _augment(i: int, verdicts: list[list[Verdict]], partner: dict[int, int], see
 
 
 def _compare_scalars(given: Scalar, reference: Scalar, rules: Rules, work: Work) -> Verdict:
-    if given.unit and reference.unit and given.unit != reference.unit:
-        return Verdict(False, f"the unit is {given.unit}, not {reference.unit}")
+    if rules.written_out and given.in_units and is_written_out(reference.node) and is_written_out(given.in_units.node):
+        given = given.in_units
+    if not (given.unit <= reference.unit or reference.unit <= given.unit):
+        return Verdict(False, f"the unit is {' '.join(sorted(given.unit))}, not {' '.join(sorted(reference.unit))}")
     if rules.written_out and is_written_out(reference.node) and not is_written_out(given.node):
         return Verdict(False, "a number was asked for, and an expression given")
     if given.percent == reference.percent:

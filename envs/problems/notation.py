@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import pairwise
 
 _CHARACTERS = str.maketrans(
     {
@@ -66,14 +67,14 @@ THOUSANDS = re.compile(r"(?<![0-9.,])[1-9][0-9]{0,2}(?:,[0-9]{3})+(?![0-9,])")
 class Quantity:
     """The text of a number or expression without what stands around it.
 
-    factor: of a number word ("million"). percent: a percent sign followed. unit: the unit by its one name, None when
-    there was none or an unknown one.
+    factor: of a number word ("million"). percent: a percent sign followed. unit: the words of the unit, each by its one
+    name: {"cm2"} of square centimeters, {"mi", "/h"} of miles per hour, {"apple"} of what is no unit elsewhere.
     """
 
     text: str
     factor: Fraction = Fraction(1)
     percent: bool = False
-    unit: str | None = None
+    unit: frozenset[str] = frozenset()
 
 
 _SCALES: Mapping[str, int] = {
@@ -112,48 +113,92 @@ _UNITS: Mapping[str, str] = {
     }.items()
     for spelling in spellings.split()
 }
-_NEVER_UNITS = "pi sqrt sin cos tan cot sec csc log ln exp infty or and"
-_MATHEMATICAL = frozenset(_NEVER_UNITS.split())
+_UNIT_NAMES = frozenset(_UNITS.values())
+_SPELLED_OUT: Mapping[str, str] = {"mph": "mi per h", "kph": "km per h", "kmh": "km per h"}
+_RAISING: Mapping[str, str] = {"square": "2", "sq": "2", "cubic": "3"}
+_RAISED: Mapping[str, str] = {"squared": "2", "cubed": "3"}
+_CONNECTING = "pi infty or and not nor no but than by plus minus times"
+_FUNCTIONS = "sqrt sin cos tan cot sec csc log ln exp"
+_NO_UNIT, _NO_PLAIN_UNIT = frozenset(_CONNECTING.split()), frozenset(f"{_CONNECTING} {_FUNCTIONS}".split())
 _PERCENT = re.compile(r'\s*(?:\\?%|"?\s*\bpercent\s*"?)$')
 _DEGREES = re.compile(r"\s*\^\{\\circ\}(?:\s*[CF])?$")
 _ANGLES = re.compile(r"sin|cos|tan|cot|sec|csc")  # what they take is no unit
-_WORDS = re.compile(
-    r'(?P<value>.*[0-9)}\].])\s*"(?P<words>[^"]*)"\s*(?:\^\s*\{?\s*(?P<power>[1-9])\s*\}?)?$', re.DOTALL
-)
+_NUMBER_ENDS = re.compile(r"[0-9)}\].]$")
+_POWER = r"(?:\s*\^\s*\{?\s*(?P<power>[1-9])\s*\}?)?$"
+_WORDS = re.compile(r'(?P<value>.*[^\s"])\s*"(?P<words>[^"]*)"' + _POWER, re.DOTALL)
 _PLAIN_WORDS = re.compile(
-    r"(?P<value>.*[0-9)}\]])\s*(?P<words>[A-Za-z]{2,}\.?(?: [A-Za-z]+){0,5})"
-    r"(?:\s*\^\s*\{?\s*(?P<power>[23])\s*\}?)?$",
-    re.DOTALL,
+    r"(?P<value>.*(?:[0-9)}\]]|\bpi\b))\s*(?P<words>[A-Za-z]{2,}\.?(?:(?: | ?/ ?)[A-Za-z]+){0,5})" + _POWER, re.DOTALL
 )
-_POWERS = {"square": "2", "sq": "2", "cubic": "3"}
+_LETTER = re.compile(
+    r"(?P<value>.*[0-9)}\]]) ?(?P<words>[A-Za-z](?:(?: ?/ ?| per )[A-Za-z]+)?|/ ?[A-Za-z]{2,})" + _POWER, re.DOTALL
+)
 
 
 def quantity(text: str) -> Quantity:
-    """`text`, which is clean, taken apart. Words are a unit only behind a number or a closing bracket."""
+    """`text`, which is clean, taken apart. Words are a unit behind a number or a bracket; behind pi or a symbol only
+    those are that are known to be one."""
     percent = _PERCENT.search(text)
     if percent:
         return Quantity(text[: percent.start()].strip(), percent=True)
     degrees = _DEGREES.search(text)
     if degrees and not _ANGLES.search(text):
-        return Quantity(text[: degrees.start()].strip(), unit="degree")
+        return Quantity(text[: degrees.start()].strip(), unit=frozenset({"degree"}))
     found = _WORDS.match(text) or _PLAIN_WORDS.match(text)
-    words = found["words"].replace(".", "").split() if found else []
-    if not found or not words or (found.re is _PLAIN_WORDS and not _is_unit(words)):
+    words = _spelled_out(found["words"]) if found else []
+    if not found or not words or not (_is_plain_unit if found.re is _PLAIN_WORDS else _is_unit)(words):
         return Quantity(text)
     factor = Fraction(_SCALES.get(words[0].lower(), 1))
     words = words[1:] if factor != 1 else words
     if words == ["percent"]:
         return Quantity(found["value"].strip(), factor, percent=True)
-    return Quantity(found["value"].strip(), factor, unit=_unit(words, found["power"] or ""))
+    unit = _unit(words, found["power"] or "")
+    if not _NUMBER_ENDS.search(found["value"]) and not _is_known(unit):
+        return Quantity(text)
+    return Quantity(found["value"].strip(), factor, unit=unit)
+
+
+def quantity_of_letters(text: str) -> Quantity | None:
+    """`text` where its last letters, which are a product in algebra, are read as a known unit: 5 m, 5 m/s, 18/day."""
+    found = _LETTER.match(text)
+    unit = _unit(_spelled_out(found["words"]), found["power"] or "") if found else frozenset()
+    return Quantity(found["value"].strip(), unit=unit) if found and _is_known(unit) else None
+
+
+def _spelled_out(text: str) -> list[str]:
+    words = text.replace(".", "").replace("/", " per ").split()
+    return [part for word in words for part in _SPELLED_OUT.get(word, word).split()]
 
 
 def _is_unit(words: list[str]) -> bool:
+    return not any(word.lower() in _NO_UNIT or word[0].isdigit() for word in words)
+
+
+def _is_plain_unit(words: list[str]) -> bool:
     """Words that nobody would mean as a product of variables."""
-    return not set(words) & _MATHEMATICAL and (len(words[0]) > 3 or words[0] in _UNITS)
+    leading = {words[0], *(word for before, word in pairwise(words) if before == "per")}
+    recognised = all(len(word) > 3 or word in _UNITS or word in _RAISING or word == "per" for word in leading)
+    return recognised and words[-1] != "per" and not {word.lower() for word in words} & _NO_PLAIN_UNIT
 
 
-def _unit(words: list[str], power: str) -> str | None:
-    if words and words[0] in _POWERS:
-        power, words = _POWERS[words[0]], words[1:]
-    known = _UNITS.get(words[0]) if len(words) == 1 else None
-    return None if known is None else known + power.replace("1", "")
+def _is_known(unit: frozenset[str]) -> bool:
+    return {name.strip("/123456789") for name in unit} <= _UNIT_NAMES
+
+
+def _unit(words: list[str], power: str) -> frozenset[str]:
+    names, below, raised = [""], "", ""
+    for word in words:
+        if word == "per":
+            below = "/"
+        elif word in _RAISING:
+            raised = _RAISING[word]
+        elif word in _RAISED:
+            names[-1] += _RAISED[word]
+        else:
+            names.append(f"{below}{_unit_name(word)}{raised}")
+            below = raised = ""
+    names[-1] += power.replace("1", "")
+    return frozenset(name for name in names if name.strip("/123456789") not in ("", "unit"))
+
+
+def _unit_name(word: str) -> str:
+    return _UNITS.get(word) or _UNITS.get(word.lower()) or word.lower().rstrip("es")  # one name for one and many

@@ -77,6 +77,24 @@ EQUAL = [
     ("2 million", "2000000"),
     (r"1.5\text{ million dollars}", "1500000"),
     ("3 dozen", "36"),
+    (r"6\pi\text{ cm}", r"6\pi"),
+    (r"24\pi\text{ in}^3", r"24\pi"),
+    (r"24\pi \text{ cubic inches}", r"24\pi\text{ in}^3"),
+    ("6π cm", r"6\pi"),
+    ("6 pi cm", r"6\pi"),
+    (r"x\text{ feet}", "x"),
+    ("5 sq ft", r"5\text{ ft}^2"),
+    (r"5\text{ inches cubed}", r"5\text{ in}^3"),
+    ("60 mph", "60"),
+    ("60 miles per hour", "60 mph"),
+    ("60 km/h", r"60\text{ km per hour}"),
+    ("$18 per day", "18"),
+    ("$5 per ticket", "5"),
+    (r"60\degree", r"60^\circ"),
+    ("42 apples in total", "42 apples"),
+    ("1 Apple", "1 apples"),
+    ("5 inches long", "5 in"),
+    (r"12\text{ square units}", r"12\text{ cm}^2"),
     # delimiters, spacing, boxes
     ("$42$", "42"),
     (r"\(42\)", "42"),
@@ -244,6 +262,19 @@ DIFFERENT = [
     ("x<5", "x>5"),
     ("x<5", r"x \le 5"),
     (r"\lfloor X\rfloor", r"\lfloor x\rfloor"),
+    (r"5 \text{or 6}", "5"),
+    (r"5 \text{ not }", "5"),
+    (r"5 \text{ 6}", "5"),
+    (r"5 \text{ pi}", "5"),
+    ("5 less than x", "5"),
+    ("3 and 5", "3"),
+    ("5 cups", "5 gallons"),
+    ("5 cups of water", "5 gallons of water"),
+    ("60 mph", "60 km/h"),
+    ("5m", "5"),
+    ("5 x", "5"),
+    ("5a/b", "5"),
+    (r"n \text{ odd}", "n"),
 ]
 
 
@@ -302,6 +333,17 @@ def test_an_expression_is_no_answer_to_a_number_though_it_is_equal(given: str, r
         ("50%", "1/2"),
         ("x=7", "7"),
         ("(2, 3/6)", "(2, 0.5)"),
+        ("5 m", "5"),
+        ("5m", "5"),
+        ("5 m", "5 meters"),
+        ("5 g", "5"),
+        ("5 L", "5"),
+        ("1/2 h", "0.5"),
+        ("x = 5 m", "5"),
+        ("5 m/s", "5"),
+        ("5 m/s^2", "5"),
+        ("$18/day", "18"),
+        ("5m", "2m + 3m"),
         ("1024", "2^{10}"),
         (r"\sqrt{12}", r"2\sqrt3"),
         ("(x+1)^2", "x^2+2x+1"),
@@ -309,6 +351,23 @@ def test_an_expression_is_no_answer_to_a_number_though_it_is_equal(given: str, r
 )
 def test_a_number_written_out_in_any_way_is_an_answer(given: str, reference: str) -> None:
     assert judge(given, reference).equal, judge(given, reference).reason
+
+
+@pytest.mark.parametrize(
+    ("given", "reference"),
+    [
+        ("5", "5m"),
+        ("5 m", "6"),
+        ("5 m", "5 cm"),
+        ("5 x", "5"),
+        ("5 b", "5"),
+        ("5/s", "5"),
+        ("5 km/n", "5"),
+        ("2x m", "2"),
+    ],
+)
+def test_letters_are_a_unit_only_behind_a_number_and_where_a_number_was_asked_for(given: str, reference: str) -> None:
+    assert not judge(given, reference).equal
 
 
 # --- properties -----------------------------------------------------------------------------------
