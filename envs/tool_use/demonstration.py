@@ -3,13 +3,10 @@
 Numbers come from the tools' replies in the real env, not from the target: a wrong table would show.
 """
 
-import dataclasses
 import json
 
-import numpy as np
 import trio
 
-from envs.tool_use.facts import facts
 from envs.tool_use.game import ToolUseEnv
 from jaxrl.types import Message, Task, ToolCall
 
@@ -17,14 +14,6 @@ from jaxrl.types import Message, Task, ToolCall
 def demonstrate(task: Task) -> list[Message]:
     """Play one whole episode and return its conversation (which ends with the answer). Not inside a trio task."""
     return trio.run(_play, task, ToolUseEnv())
-
-
-def misread(task: Task, rng: np.random.Generator) -> Task:
-    """The task with its keys taken for others of the split: `demonstrate` then looks up the wrong facts."""
-    numbers = [key for key, value in facts(task.metadata["split"]).items() if isinstance(value, int)]
-    others = [key for key in numbers if key not in task.metadata["keys"]]
-    keys = tuple(str(key) for key in rng.choice(others, len(task.metadata["keys"]), replace=False))
-    return dataclasses.replace(task, metadata={**task.metadata, "keys": keys})
 
 
 async def _play(task: Task, env: ToolUseEnv) -> list[Message]:
