@@ -28,9 +28,11 @@ console = _late("rich.console:Console")
 episode_text = _late("jaxrl.runtime.view:episode_text")
 export_run = _late("jaxrl.runtime.trained:export_run")
 exit_code = _late("jaxrl.runtime.failure:exit_code")
+outcome = _late("jaxrl.runtime.report:outcome")
 parse = _late("jaxrl.config:parse")
 play_dataset = _late("jaxrl.runtime.play:play_dataset")
 policy_tokenizer = _late("jaxrl.runtime.policy:policy_tokenizer")
+read_metrics = _late("jaxrl.runtime.log:read_metrics")
 read_records = _late("jaxrl.runtime.record:read_records")
 rollout_file = _late("jaxrl.runtime.record:rollout_file")
 run_dir_at = _late("jaxrl.runtime.run_dir:RunDir")
@@ -57,8 +59,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def report(run_dir: Path) -> int:
-    """Write report.html and curve.png of a run and say where they are."""
-    print(f"{write_report(run_dir)}\n{run_dir_at(run_dir).curve}")
+    """Write report.html and curve.png of a run; say how it went and where they are."""
+    page = write_report(run_dir)
+    print(f"{outcome(read_metrics(run_dir_at(run_dir).metrics))}\n{page}\n{run_dir_at(run_dir).curve}")
     return 0
 
 

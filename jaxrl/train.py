@@ -12,12 +12,13 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import chz
+import jax
 import trio
 from rich.console import Console
 
@@ -114,7 +115,7 @@ def main(
     """
     workers = _workers(rollout_executor, rollout_host, rollout_advertised)
     plan = check(config, rollout_executor)
-    with claimed(config.log_path):
+    with claimed(config.log_path) if jax.process_index() == 0 else nullcontext():  # of several processes of one run
         run_dir = open_run_dir(
             config.log_path,
             config.behavior_if_log_dir_exists,

@@ -25,8 +25,6 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-import jax
-
 Behavior = Literal["ask", "resume", "delete", "raise"]
 
 FREE_KEYS = frozenset(
@@ -150,17 +148,14 @@ def open_run_dir(
 def claimed(path: str | Path) -> Iterator[None]:
     """Keep other processes out of a run directory, which is made if it is not there, for the length of the block.
 
-    Resources: a lock on the directory itself, which ends with the process at the latest. Of several JAX processes of
-    one run the first one has it. A file system without locks keeps nobody out. Raises RunDirError.
+    Resources: a lock on the directory itself, which ends with the process at the latest. A file system without locks
+    keeps nobody out. Raises RunDirError.
     """
     where = Path(path).expanduser()
     try:
         where.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RunDirError(f"log_path={where} cannot be made ({error}); give another log_path") from error
-    if jax.process_index() != 0:
-        yield
-        return
     descriptor = os.open(where, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

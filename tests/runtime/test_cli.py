@@ -20,7 +20,9 @@ def run(tmp_path_factory):
 
 def test_report_writes_the_page_and_the_curve(run, capsys):
     assert main(["report", str(run.path)]) == 0
-    assert capsys.readouterr().out.split() == [str(run.report), str(run.curve)]
+    said, *where = capsys.readouterr().out.splitlines()
+    assert said.endswith(".")
+    assert where == [str(run.report), str(run.curve)]
     assert run.report.exists()
 
 
