@@ -104,7 +104,7 @@ class Task:
             raise TypeError(f"Task: prompt={self.prompt!r:.80}: expected a str")
 
 
-# --- endings (DESIGN section 5: one enum, one table) ---------------------------------------------
+# --- endings: one enum, one table -----------------------------------------------------------------
 
 
 class StopReason(enum.Enum):

@@ -41,10 +41,8 @@ class GuessNumber(RLDatasetBuilder):
         train = guess_number.tasks("train", self.batch_size * self.steps, **game)
         test = guess_number.tasks("test", self.test_games, **game)
         make_env = guess_number.make_env
-        return (
-            MessageEnvDataset(train, make_env, renderer, self.batch_size, self.group_size),
-            MessageEnvDataset(test, make_env, renderer, self.test_games, 1),
-        )
+        held_out = MessageEnvDataset(test, make_env, renderer, self.test_games, 1) if test else None
+        return MessageEnvDataset(train, make_env, renderer, self.batch_size, self.group_size), held_out
 
 
 @dataclass(frozen=True)

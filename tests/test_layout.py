@@ -1,4 +1,4 @@
-"""The rules of the house (DESIGN section 2) hold for every file: imports, names, docstrings, the README's tree."""
+"""The rules of the house hold for every file: imports, names, docstrings, the README's tree."""
 
 import ast
 import functools

@@ -4,7 +4,6 @@ from envs.guess_number.game import GuessNumberEnv, make_env, opening, read_guess
 from envs.guess_number.players import (
     Player,
     bisecting_player,
-    consistent_player,
     demonstrate,
     mixed_player,
     random_player,
@@ -17,7 +16,6 @@ __all__ = [
     "Player",
     "Split",
     "bisecting_player",
-    "consistent_player",
     "demonstrate",
     "make_env",
     "mixed_player",

@@ -7,7 +7,7 @@ what it cannot read in the messages, it does not know.
 import itertools
 import re
 from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -49,12 +49,6 @@ def random_player(messages: Sequence[Message], rng: np.random.Generator) -> int:
     return int(rng.integers(1, possible(messages).high + 1))
 
 
-def consistent_player(messages: Sequence[Message], rng: np.random.Generator) -> int:
-    """Uniform over the numbers still possible."""
-    low, top, _ = possible(messages)
-    return int(rng.integers(low, top + 1))
-
-
 def stubborn_player(messages: Sequence[Message], rng: np.random.Generator) -> int:
     """Always the top of the range, whatever it was told: a guess wasted."""
     return possible(messages).high
@@ -66,34 +60,11 @@ def bisecting_player(messages: Sequence[Message], rng: np.random.Generator) -> i
     return (low + top) // 2
 
 
-def mixed_player(
-    p: float,
-    *,
-    per: Literal["turn", "episode"] = "turn",
-    strong: Player = bisecting_player,
-    weak: Player = random_player,
-) -> Player:
-    """Plays `strong` with probability `p`, else `weak`, drawn anew each turn or once an episode.
-
-    Once an episode, the draw comes from the generator's seed rather than its state: that is what stays the same
-    during an episode, so the player needs no memory. `demonstrate` gives each episode a generator of its own.
-    """
+def mixed_player(p: float, *, strong: Player = bisecting_player, weak: Player = random_player) -> Player:
+    """Plays `strong` with probability `p`, else `weak`, drawn anew each turn."""
     if not 0.0 <= p <= 1.0:
         raise ValueError(f"p is {p}; expected a probability, 0 <= p <= 1")
-    if per not in ("turn", "episode"):
-        raise ValueError(f"per is {per!r}; expected 'turn' or 'episode'")
-
-    def play(messages: Sequence[Message], rng: np.random.Generator) -> int:
-        draw = rng.random() if per == "turn" else _seed_draw(rng)
-        return (strong if draw < p else weak)(messages, rng)
-
-    return play
-
-
-def _seed_draw(rng: np.random.Generator) -> float:
-    """A uniform number that depends on the generator's seed alone."""
-    words = rng.bit_generator.seed_seq.generate_state(4)  # pyright: ignore[reportAttributeAccessIssue]
-    return float(np.random.default_rng([*(int(word) for word in words), 1]).random())
+    return lambda messages, rng: (strong if rng.random() < p else weak)(messages, rng)
 
 
 def demonstrate(task: Task, player: Player, rng: np.random.Generator) -> list[Message]:

@@ -6,7 +6,7 @@ format_coef * (format - 1), where format is 1 for an answer of the right form, e
 Without the judge: answers that are the same, message for message, tie; an episode that ended without an answer loses
 to every answer, and ties with another of its kind. That is the policy's doing, and no fault. A judge that fails is a
 fault: it is asked again, and then the comparison is missing from the means of both sides. When a member has none left,
-nothing is known of it, and the grading fails, as DESIGN section 5 has it: GRADER_ERROR, never a reward.
+nothing is known of it, and the grading fails, as `ENDINGS` has it: GRADER_ERROR, never a reward.
 """
 
 import inspect

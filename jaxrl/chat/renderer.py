@@ -4,7 +4,7 @@ Knows messages and a Tokenizer, and that a conversation is a list of pieces: tex
 What the pieces of a family look like is the family's data (chatml.py); which families exist is families.py. Must not
 know models, sampling, episodes or rewards.
 
-The promise (DESIGN I1): what the model sampled is never decoded and encoded again. `open` makes the ids before the
+The promise (I1): what the model sampled is never decoded and encoded again. `open` makes the ids before the
 first sampled turn, `extend` the ids between two sampled turns, `parse` reads sampled ids without changing them.
 """
 

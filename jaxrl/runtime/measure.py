@@ -1,7 +1,6 @@
 """Numbers about groups of episodes: rewards, lengths, endings, whatever the envs measured. Pure.
 
-Metric names are a public interface (DESIGN section 8); `env/all/...` covers every group, `env/<tag>/...` those
-with the tag.
+Metric names are a public interface; `env/all/...` covers every group, `env/<tag>/...` those with the tag.
 """
 
 from collections import Counter, defaultdict

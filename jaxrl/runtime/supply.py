@@ -36,7 +36,6 @@ class Played:
     place: Place
     version: int
     group: TrajectoryGroup
-    seconds: float
 
 
 class Stream:
@@ -159,9 +158,8 @@ class Supply:
         return len(self._playing) + len(self._finished) + len(self._chosen)
 
     async def _run(self, place: Place) -> None:
-        began = trio.current_time()
         group = await self._play(self._stream.builder(place), place)
-        played = Played(place, self._playing.pop(place.number), group, trio.current_time() - began)
+        played = Played(place, self._playing.pop(place.number), group)
         spare = self._replaced < (self._max_attempts - 1) * self._admission.groups
         if spare and not self._teaches(group):
             self._replaced += 1
@@ -179,7 +177,7 @@ class Supply:
             "next": self._next,
             "unfinished": sorted([*self._playing, *self._again]),
             "finished": [
-                {"number": p.place.number, "version": p.version, "seconds": p.seconds, "group": group_to_json(p.group)}
+                {"number": p.place.number, "version": p.version, "group": group_to_json(p.group)}
                 for p in self._finished
             ],
         }
@@ -188,6 +186,6 @@ class Supply:
         """Go on from a checkpoint: finished groups are there again, unfinished ones start again."""
         self._next, self._again = state["next"], list(state["unfinished"])
         self._finished = [
-            Played(self._stream.place(f["number"]), f["version"], group_from_json(f["group"]), f["seconds"])
+            Played(self._stream.place(f["number"]), f["version"], group_from_json(f["group"]))
             for f in state["finished"]
         ]

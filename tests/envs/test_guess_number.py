@@ -10,7 +10,6 @@ import trio
 from envs.guess_number import (
     Player,
     bisecting_player,
-    consistent_player,
     demonstrate,
     make_env,
     mixed_player,
@@ -144,19 +143,6 @@ def random_rate(high: int, turns: int) -> float:
 
 
 @functools.cache
-def consistent_rate(possible: int, turns: int) -> float:
-    """The guess leaves i - 1 or possible - i numbers, each as likely as it is large."""
-    if possible == 0 or turns == 0:
-        return 0.0
-    wins = [
-        1 + (guess - 1) * consistent_rate(guess - 1, turns - 1)
-        + (possible - guess) * consistent_rate(possible - guess, turns - 1)
-        for guess in range(1, possible + 1)
-    ]  # fmt: skip
-    return sum(wins) / possible**2
-
-
-@functools.cache
 def mixed_rate(p: float, high: int, possible: int, turns: int) -> float:
     """Bisecting with probability p a turn, else uniform over [1, high], which may say nothing new."""
     if possible == 0 or turns == 0:
@@ -189,16 +175,11 @@ def _all_secrets(high: int, turns: int) -> list[Task]:
 
 
 @pytest.mark.parametrize(("high", "turns"), [(32, 6), (20, 5), (16, 5), (7, 3)])
-@pytest.mark.parametrize("name", ["random", "consistent", "mixed per turn", "mixed per episode"])
+@pytest.mark.parametrize("name", ["random", "mixed"])
 def test_success_rates_agree_with_the_exact_ones(name: str, high: int, turns: int):
     player, exact = {
         "random": (random_player, random_rate(high, turns)),
-        "consistent": (consistent_player, consistent_rate(high, turns)),
-        "mixed per turn": (mixed_player(0.5), mixed_rate(0.5, high, high, turns)),
-        "mixed per episode": (
-            mixed_player(0.5, per="episode"),
-            (bisecting_rate(high, turns) + random_rate(high, turns)) / 2,
-        ),
+        "mixed": (mixed_player(0.5), mixed_rate(0.5, high, high, turns)),
     }[name]
     episodes = 100 * high
     error = (exact * (1 - exact) / episodes) ** 0.5
@@ -209,27 +190,6 @@ def test_success_rates_agree_with_the_exact_ones(name: str, high: int, turns: in
 def test_the_exact_rates_agree_with_each_other(high: int, turns: int):
     assert deaf_rate(high, turns) == pytest.approx(random_rate(high, turns))
     assert mixed_rate(1.0, high, high, turns) == pytest.approx(bisecting_rate(high, turns))
-
-
-def test_a_consistent_player_never_contradicts_a_reply():
-    rng = np.random.default_rng(1)
-    for each in tasks("train", 200, high=32, turns=6):
-        low, top = 1, 32
-        conversation = demonstrate(each, consistent_player, rng)
-        for said, reply in zip(conversation[1::2], [*conversation[2::2], None], strict=True):
-            guess = int(said.content)
-            assert low <= guess <= top
-            if reply is not None:
-                low, top = (guess + 1, top) if reply.content == "higher" else (low, guess - 1)
-
-
-def test_a_mixed_player_per_episode_stays_with_its_choice():
-    strong, weak = (lambda messages, rng: 1), (lambda messages, rng: 2)
-    player = mixed_player(0.5, per="episode", strong=strong, weak=weak)
-    rng = np.random.default_rng(0)
-    seen = [{m.content for m in demonstrate(task(32), player, rng) if m.role == "assistant"} for _ in range(40)]
-    assert all(len(guesses) == 1 for guesses in seen)
-    assert set.union(*seen) == {"1", "2"}
 
 
 def test_players_read_the_conversation_through_wasted_guesses():
@@ -243,10 +203,10 @@ def test_players_read_the_conversation_through_wasted_guesses():
         bisecting_player(conversation[2:], np.random.default_rng(0))
 
 
-@pytest.mark.parametrize("options", [{"p": 1.5}, {"p": 0.5, "per": "game"}])
-def test_wrong_mixtures_are_refused(options: dict):
-    with pytest.raises(ValueError, match="expected"):
-        mixed_player(**options)
+@pytest.mark.parametrize("p", [-0.1, 1.1, float("nan")])
+def test_wrong_mixtures_are_refused(p: float):
+    with pytest.raises(ValueError, match="expected a probability"):
+        mixed_player(p)
 
 
 @pytest.mark.parametrize(("high", "turns", "p"), [(30, 5, 0.6), (15, 4, 0.55)])

@@ -37,7 +37,7 @@ NAMES = {
     "engine/decode_tokens",
     "time/total",
 }
-"""Some of what every step reports (DESIGN.md section 8)."""
+"""Some of what every step reports."""
 
 ARGUMENTS = {
     "guess_number": "dataset_builder.test_games=16",

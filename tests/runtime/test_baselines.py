@@ -43,7 +43,7 @@ class Rehearsal:
 async def learned(run: Any, groups: list[TrajectoryGroup], order: list[int]) -> None:
     batch = _Batch(run)
     for number in order:
-        await batch.add(Played(Place(number, 0, number), 0, groups[number], 0.0))
+        await batch.add(Played(Place(number, 0, number), 0, groups[number]))
     await batch.learn()
 
 

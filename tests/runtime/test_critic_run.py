@@ -85,7 +85,7 @@ async def step(run: Any, groups: Sequence[TrajectoryGroup], order: Sequence[int]
     """The metrics of a step on these groups, and its datums."""
     batch = _Batch(run)
     for number in order or range(len(groups)):
-        await batch.add(Played(Place(number, 0, number), 0, groups[number], 0.0))
+        await batch.add(Played(Place(number, 0, number), 0, groups[number]))
     return await batch.learn(), batch.data_D
 
 
