@@ -274,4 +274,11 @@ def loads(data: bytes) -> Any:
     try:
         return pickle.loads(data)
     except Exception as error:
-        raise Unpicklable(f"{type(error).__name__}: {error}") from error
+        advice = f". {_DEFINE}" if isinstance(error, AttributeError | ImportError) else ""
+        raise Unpicklable(f"{type(error).__name__}: {error}{advice}") from error
+
+
+_DEFINE = (
+    "Define it at the top level of a module that workers can import; what a script defines in a function or under "
+    '`if __name__ == "__main__":` does not exist there'
+)

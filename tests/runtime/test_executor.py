@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import sys
 import threading
 import time
 from collections import Counter
@@ -234,6 +235,20 @@ async def test_a_builder_that_cannot_travel_is_named_with_what_keeps_it(executor
         with pytest.raises(Unpicklable, match="what keeps it here is extra=<function"):
             await run(ChatterBuilder(extra=lambda: 0), PLAN, group=1)
         assert sampler.asked == []
+
+
+async def test_a_builder_that_no_worker_can_find_is_told_where_to_be_defined(
+    processes: Executor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Local(ChatterBuilder):
+        pass
+
+    Local.__qualname__ = "Local"
+    monkeypatch.setattr(sys.modules[__name__], "Local", Local, raising=False)  # as in a script, under its main guard
+    async with open_executor(processes, HashSampler()) as run:
+        with pytest.raises(Unpicklable, match=r"attribute 'Local'.* Define it at the top level of a module") as caught:
+            await run(Local(size=2), PLAN, group=1)
+    assert "in worker " in notes(caught.value)
 
 
 async def test_an_executor_that_forks_is_refused() -> None:
