@@ -75,6 +75,8 @@ class WarmStart:
     train_on: TrainOn = "all_assistant_messages"
 
     def __post_init__(self) -> None:
+        if not isinstance(self.demonstrator, Demonstrator):
+            raise TypeError(f"warm_start.demonstrator={self.demonstrator!r:.80}: expected a Demonstrator")
         for name in ("steps", "batch_size"):
             at_least(f"warm_start.{name}", getattr(self, name), 1)
         above_zero("warm_start.learning_rate", self.learning_rate)
@@ -129,10 +131,19 @@ def _batches(config: WarmStart, renderer: Renderer, seed: int) -> Iterator[list[
     step = 0
     while True:
         rng = np.random.default_rng((seed, step))
-        played = [config.demonstrator.play(rng) for _ in range(config.batch_size)]
+        played = [_played(config.demonstrator, rng) for _ in range(config.batch_size)]
         yield [
             supervised_datum(sequence, episode=episode)
             for episode, shown in enumerate(played)
             for sequence in supervise(renderer, shown.messages, shown.tools, train_on=config.train_on)
         ]
         step += 1
+
+
+def _played(demonstrator: Demonstrator, rng: np.random.Generator) -> Demonstration:
+    shown = demonstrator.play(rng)
+    if not isinstance(shown, Demonstration):
+        raise TypeError(
+            f"play of {type(demonstrator).__name__} returned {shown!r:.80}: expected a Demonstration of the messages"
+        )
+    return shown

@@ -79,3 +79,16 @@ def test_every_demonstration_is_an_episode_of_its_own() -> None:
 def test_I12_a_warm_start_of_nothing_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match=f"warm_start.{name}=0: expected at least 1"):
         WarmStart(Counter(), **{name: 0})
+
+
+def test_what_is_no_demonstrator_or_no_demonstration_is_refused() -> None:
+    class Lists(Demonstrator):
+        def play(self, rng: np.random.Generator) -> Any:
+            return [Message("assistant", "1")]
+
+    with pytest.raises(TypeError, match=r"play of Lists returned \[Message\(.*: expected a Demonstration"):
+        next(_batches(WarmStart(Lists()), RENDERER, 0))
+    for wrong in (Counter, 30):
+        given: Any = wrong
+        with pytest.raises(TypeError, match=r"warm_start\.demonstrator=.*: expected a Demonstrator"):
+            WarmStart(given)
