@@ -228,7 +228,10 @@ class Bridge:
 async def _whole(call: _Call) -> Any:
     """The call, starting on the loop, as a coroutine that asyncio can carry to its end whatever it raises."""
     try:
-        return await call.function(*call.args)
+        said = call.function(*call.args)
+        if not inspect.isawaitable(said):
+            raise TypeError(f'{call.name} is not async: write "async def", or await asyncio.to_thread for what blocks')
+        return await said
     except (SystemExit, KeyboardInterrupt) as error:  # asyncio would end the loop, and everybody's calls with it
         raise EnvironmentFault(f"{call.name} raised {error!r}: an environment must not end the process") from error
 

@@ -168,6 +168,15 @@ async def test_a_coroutine_that_ends_the_process_ends_only_its_call(error: BaseE
         assert await bridge.run(add, 1, 2) == 3
 
 
+async def test_a_function_that_is_not_async_is_named() -> None:
+    def plain() -> int:
+        return 3
+
+    async with open_asyncio() as bridge:
+        with pytest.raises(TypeError, match=r'plain is not async: write "async def"'):
+            await bridge.run(plain)  # pyright: ignore[reportArgumentType]
+
+
 async def test_a_background_task_that_ends_the_process_hangs_nobody() -> None:
     async def background() -> None:
         raise SystemExit(3)
