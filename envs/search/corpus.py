@@ -48,7 +48,7 @@ class JsonLines:
     def _passage(self, number: int, line: bytes) -> Passage:
         where = f"{self.path}, line {number}"
         try:
-            return read_document(json.loads(line.decode()))
+            return read_document(json.loads(line.decode("utf-8-sig")))
         except UnicodeDecodeError as error:
             raise ValueError(
                 f"{where}: byte {error.start + 1} is not UTF-8; save the file as UTF-8 (iconv -f latin1 -t utf8)"

@@ -18,7 +18,7 @@ def read_questions(path: str) -> list[Task]:
         for number, line in enumerate(lines, 1):
             if line.strip():
                 try:
-                    found.append(_task(json.loads(line.decode())))
+                    found.append(_task(json.loads(line.decode("utf-8-sig"))))
                 except (ValueError, RecursionError) as error:
                     raise ValueError(f"{path}, line {number}: {error}") from None
     if not found:

@@ -220,6 +220,8 @@ def test_questions_are_read_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "questions.jsonl"
     file.write_text(json.dumps({"question": "Who?", "answers": ["A", "B"]}) + "\n\n")
     assert read_questions(str(file)) == [Task("Who?", target=("A", "B"))]
+    file.write_text(file.read_text(), encoding="utf-8-sig")
+    assert read_questions(str(file)) == [Task("Who?", target=("A", "B"))]
 
 
 @pytest.mark.parametrize(

@@ -213,7 +213,8 @@ def test_a_missing_package_says_how_to_get_it(module: str, extra: str, monkeypat
 # --- corpora --------------------------------------------------------------------------------------
 
 
-def test_both_shapes_of_documents_are_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+def test_both_shapes_of_documents_are_read(encoding: str, tmp_path: Path) -> None:
     file = tmp_path / "corpus.jsonl"
     lines = [
         {"id": "0", "contents": '"Evan Morris"\nA lobbyist.'},
@@ -221,7 +222,7 @@ def test_both_shapes_of_documents_are_read(tmp_path: Path) -> None:
         {"id": "2", "title": "T", "text": "two\nlines"},
         {"id": "3", "title": "\u00e9", "contents": "\ud800"},
     ]
-    file.write_text("\n".join(json.dumps(line) for line in lines) + "\n\n")
+    file.write_text("\n".join(json.dumps(line) for line in lines) + "\n\n", encoding=encoding)
     assert load(JsonLines(str(file))) == (
         Passage("0", "Evan Morris", "A lobbyist."),
         Passage("1", "", "No title at all."),
