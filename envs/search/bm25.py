@@ -23,7 +23,7 @@ from scipy import sparse
 
 from envs.search.corpus import Corpus, Passage, fingerprint, load
 from envs.search.factbook import Factbook
-from envs.search.index import Checkpoint, default_root, index_folder, opened_once
+from envs.search.index import Checkpoint, default_root, index_folder, opened_once, reading
 from envs.search.retriever import Hit, best, check_k, in_thread, readable
 
 _FORMAT = "1"
@@ -95,8 +95,13 @@ def _make(config: Bm25Retriever, checkpoint: Checkpoint) -> _Index:
     identity = fingerprint("bm25", _FORMAT, repr((config.k1, config.b)), passages=passages)
     build = partial(_build, passages, config.k1, config.b, checkpoint)
     folder = index_folder(config.cache, "bm25", identity, build, checkpoint)
-    terms = json.loads((folder / _TERMS).read_text(encoding="utf-8"))
-    return _Index(passages, {term: row for row, term in enumerate(terms)}, sparse.load_npz(folder / _WEIGHTS))
+    with reading(folder):
+        terms = json.loads((folder / _TERMS).read_text(encoding="utf-8"))
+        with (folder / _WEIGHTS).open("rb") as file:  # numpy leaves one open that it cannot read
+            weights = sparse.load_npz(file)
+        if weights.shape != (len(terms), len(passages)):
+            raise ValueError(f"weights {weights.shape} of {len(terms)} terms and {len(passages)} passages")
+    return _Index(passages, {term: row for row, term in enumerate(terms)}, weights)
 
 
 def _build(passages: Sequence[Passage], k1: float, b: float, checkpoint: Checkpoint, folder: Path) -> None:

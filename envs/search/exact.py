@@ -11,7 +11,7 @@ import trio
 from envs.search.corpus import Corpus, Passage, fingerprint, load
 from envs.search.embedder import Embedder, WordLlamaEmbedder
 from envs.search.factbook import Factbook
-from envs.search.index import Checkpoint, default_root, index_folder, opened_once
+from envs.search.index import Checkpoint, default_root, index_folder, opened_once, reading
 from envs.search.retriever import Hit, best, check_k, in_thread, readable
 
 _FORMAT = "1"
@@ -51,7 +51,11 @@ def _make(config: ExactRetriever, checkpoint: Checkpoint) -> tuple[Sequence[Pass
     identity = fingerprint("exact", _FORMAT, config.embedder.name, passages=passages)
     build = partial(_build, passages, config.embedder, checkpoint)
     folder = index_folder(config.cache, "exact", identity, build, checkpoint)
-    return passages, np.load(folder / _VECTORS)
+    with reading(folder), (folder / _VECTORS).open("rb") as file:  # numpy leaves one open that it cannot read
+        vectors = np.load(file)
+        if len(vectors) != len(passages):
+            raise ValueError(f"{len(vectors)} vectors of {len(passages)} passages")
+    return passages, vectors
 
 
 def _build(passages: Sequence[Passage], embedder: Embedder, checkpoint: Checkpoint, folder: Path) -> None:

@@ -13,6 +13,7 @@ import os
 import shutil
 import threading
 import time
+import zipfile
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -60,6 +61,18 @@ def _is_whole(folder: Path, fingerprint: str) -> bool:
         return json.loads((folder / MANIFEST).read_text())["fingerprint"] == fingerprint
     except (OSError, ValueError, KeyError, TypeError):
         return False
+
+
+@contextmanager
+def reading(folder: Path) -> Iterator[None]:
+    """What cannot be read of a folder that was whole once is an OSError that says what to do about it.
+
+    It is not built again under the feet of other processes, which may be reading it.
+    """
+    try:
+        yield
+    except (FileNotFoundError, ValueError, LookupError, EOFError, zipfile.BadZipFile) as error:
+        raise OSError(f"the index {folder} is damaged: delete that folder, and it is built again ({error})") from error
 
 
 @contextmanager

@@ -4,6 +4,7 @@ import json
 import math
 import multiprocessing
 import pickle
+import shutil
 import sys
 import threading
 import time
@@ -375,6 +376,26 @@ def test_a_folder_whose_manifest_does_not_agree_is_built_again(damage: str, tmp_
 
     again = index_folder(tmp_path, "kind", "a" * 64, build)
     assert (again, (folder / "new").read_text()) == (folder, "x")
+
+
+@pytest.mark.parametrize(("kind", "name"), [("exact", "vectors.npy"), ("bm25", "weights.npz"), ("bm25", "terms.json")])
+@pytest.mark.parametrize("damage", ["absent", "empty", "garbage", "cut", "another"])
+async def test_a_damaged_index_says_which_folder_to_delete(kind: str, name: str, damage: str, tmp_path: Path) -> None:
+    await kinds(tmp_path, Animals(ANIMALS[:2]))[kind].prepare()
+    (other,) = folders(tmp_path)
+    await kinds(tmp_path)[kind].prepare()
+    (folder,) = {*folders(tmp_path)} - {other}
+    file, damaged = tmp_path / folder / name, tmp_path / other / name
+    whole = file.read_bytes()
+    wrong = {"empty": b"", "garbage": b"PK\x03\x04 garbage", "cut": whole[:-9], "another": damaged.read_bytes()}
+    file.unlink()
+    if damage in wrong:
+        file.write_bytes(wrong[damage])
+    again = kinds(tmp_path / ".." / tmp_path.name)[kind]  # which this process has not opened
+    with pytest.raises(OSError, match=f"{folder} is damaged: delete that folder"):
+        await again.prepare()
+    shutil.rmtree(tmp_path / folder)
+    assert await ids(again, "meow") == [["2"]]
 
 
 def test_waiting_for_another_builder_can_be_stopped(tmp_path: Path) -> None:
