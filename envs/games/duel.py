@@ -40,9 +40,11 @@ class Duel(MessageEnv):
 
     async def step(self, message: Message) -> MessageStepResult:
         """Move, and hear the opponent's; or what was wrong with the move."""
-        if self._ended is not None:
-            return self._ended
+        if self._ended is not None and self.unplayed is None:
+            raise RuntimeError("step() after the match's end: an env is one episode, so make another")
         self._messages.append(message)
+        if self._ended is not None:  # unplayed: an episode has a turn all the same
+            return self._ended
         self._match, complaint = say(self.match, message.content)
         if complaint is not None:
             result = MessageStepResult(messages=(Message("user", complaint),))

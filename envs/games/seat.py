@@ -44,7 +44,7 @@ class Seat(MessageEnv):
     async def step(self, message: Message) -> MessageStepResult:
         """Move, and wait for the next turn; or hear what was wrong with the move."""
         if self._ended is not None:
-            return self._ended
+            raise RuntimeError("step() after the match's end: an env is one episode, so make another")
         self._messages.append(message)
         self._board.match, complaint = say(self._board.match, message.content)
         if complaint is not None:

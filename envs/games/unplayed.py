@@ -35,7 +35,7 @@ class SkipsUnplayed(Env):
 
     def __init__(self, player: Player, env: Env) -> None:
         self.player = player
-        self._env = env
+        self._env, self._skipped = env, False
 
     async def initial_observation(self) -> tuple[Observation, StopCondition]:
         """The lifted env's."""
@@ -46,6 +46,9 @@ class SkipsUnplayed(Env):
         ended = self.player.unplayed
         if ended is None:
             return await self._env.step(action, extra=extra)
+        if self._skipped:
+            raise RuntimeError("step() after the match's end: an env is one episode, so make another")
+        self._skipped = True
         result = StepResult(ended.reward, episode_done=True, metrics=ended.metrics, masked=True)
         return result if ended.terminated else replace(result, stop_reason=StopReason.ENV)
 

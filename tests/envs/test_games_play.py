@@ -472,6 +472,40 @@ async def test_a_duel_is_one_episode_of_a_seat_that_there_is() -> None:
         await env.reset(Task("x", metadata={"start": 0, "seat": 2, "seed": 0}))
 
 
+@pytest.mark.parametrize("seat", [0, 1])
+async def test_an_end_is_paid_once_also_of_a_match_that_was_not_played(seat: int) -> None:
+    (task,) = tasks("train", 1, TIC_TAC_TOE, seats=(seat,))
+    env = duel(TIC_TAC_TOE, conversing(partial(Scripted, silent)))(task)
+    await env.reset(task)
+    assert (env.unplayed is None) == (seat == 0)
+    assert (await env.step(Message("assistant", "5"))).reward == 1.0
+    with pytest.raises(RuntimeError, match="after the match's end"):
+        await env.step(Message("assistant", "5"))
+    (lifted,) = await DuelGroupBuilder(task, TIC_TAC_TOE, conversing(partial(Scripted, silent)), LIFT, 1).make_envs()
+    await lifted.initial_observation()
+    word = RENDERER.turn(Message("assistant", "5"))
+    assert (await lifted.step(word)).reward == 1.0
+    with pytest.raises(RuntimeError, match="one episode"):
+        await lifted.step(word)
+
+
+async def test_at_a_table_an_end_is_paid_once() -> None:
+    async def forfeits_or_waits(env: Env) -> None:
+        assert isinstance(env, SkipsUnplayed)
+        assert isinstance(env.player, MessageEnv)
+        await env.initial_observation()
+        while not (await env.step(RENDERER.turn(Message("assistant", "x")))).episode_done:
+            pass
+        with pytest.raises(RuntimeError, match="one episode"):
+            await env.step(RENDERER.turn(Message("assistant", "x")))
+        with pytest.raises(RuntimeError, match="after the match's end"):
+            await env.player.step(Message("assistant", "x"))
+
+    async with trio.open_nursery() as nursery:
+        for env in await table(TIC_TAC_TOE).make_envs():
+            nursery.start_soon(forfeits_or_waits, env)
+
+
 async def test_I9_an_opponent_is_closed_with_its_env() -> None:
     closed: list[bool] = []
 
