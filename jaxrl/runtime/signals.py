@@ -22,12 +22,14 @@ def run_interruptible(function: Callable[..., Awaitable[T]], *args: Any) -> T:
     A second SIGTERM kills at once. SIGTERM is left alone where it has a handler already, and outside the main thread.
 
     Errors: never a group, but the error that ended it (`failure.the_one`); KeyboardInterrupt after Ctrl-C, Terminated,
-    which is one, after SIGTERM.
+    which is one, after SIGTERM. RuntimeError where something in it called sys.exit, which would end all without a word.
     """
     try:
         return trio.run(_run, function, args, restrict_keyboard_interrupt_to_checkpoints=True)
     except BaseExceptionGroup as group:
         failure = the_one(group)
+    if isinstance(failure, SystemExit):
+        raise RuntimeError(f"something in the run asked the process to exit: {failure!r}") from failure
     raise failure  # here and not above, where the group would become its context
 
 

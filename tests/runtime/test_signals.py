@@ -112,3 +112,12 @@ def test_outside_the_main_thread_there_are_no_signals_and_it_runs() -> None:
     thread.start()
     thread.join()
     assert found == [3]
+
+
+def test_a_call_of_exit_inside_is_an_error_that_is_seen() -> None:
+    async def main() -> None:
+        async with trio.open_nursery():
+            raise SystemExit(3)
+
+    with pytest.raises(RuntimeError, match=r"asked the process to exit: SystemExit\(3\)"):
+        run_interruptible(main)
