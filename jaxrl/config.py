@@ -130,7 +130,9 @@ class Config:
     packing: Packing | None = chz.field(default=None, doc="shapes of a training batch; None fits engine.context")
     mesh: MeshShape = chz.field(default_factory=MeshShape, doc="devices along each axis")
     remat: bool = chz.field(default=True, doc="compute activations again in the backward pass; False is faster")
-    dtype: str | None = chz.field(default=None, doc="of the base: float32 or bfloat16; None is what suits the device")
+    dtype: str | None = chz.field(
+        default=None, doc="of the products: float32 or bfloat16; None is what suits the device"
+    )
     seed: int = chz.field(default=0, doc="every random number of the run follows from it")
     eval_every: int = chz.field(default=20, doc="steps between held-out evaluations; 0 is first and last only")
     save_every: int = chz.field(default=20, doc="steps between checkpoints; 0 is the last only")

@@ -19,6 +19,7 @@ from typing import Any
 
 import chz
 import jax
+import jax.numpy as jnp
 import trio
 from rich.console import Console
 
@@ -201,7 +202,7 @@ async def _run(config: Config, plan: Plan, run_dir: RunDir, workers: _Workers | 
             _console().print(f"resumed after step {start}" if start else "no checkpoint yet: starts over", markup=False)
         log = stack.enter_context(MetricsLog(run_dir.metrics, start=start))
         progress = stack.enter_context(Progress(plan.steps, start=start))
-        weights = learner.weights
+        weights = await trio.to_thread.run_sync(lambda: learner.weights, limiter=limiter)
         if plan.mode.steps_ahead:
             weights = await trio.to_thread.run_sync(snapshot, weights, limiter=limiter)
         async with AsyncExitStack() as opened:
@@ -270,7 +271,13 @@ def _make_learner(config: Config, plan: Plan, run_dir: RunDir) -> Learner:
         num_substeps=config.num_substeps,
         references=_references(config, plan),
         critic=plan.critic,
+        compute_dtype=None if config.lora else _narrow(plan),
     )
+
+
+def _narrow(plan: Plan) -> Any:
+    """What all weights are trained in, where that is not the float32 in which they are kept; else None."""
+    return None if plan.dtype == jnp.float32 else plan.dtype
 
 
 def _references(config: Config, plan: Plan) -> dict[str, Reference]:
@@ -281,12 +288,12 @@ def _references(config: Config, plan: Plan) -> dict[str, Reference]:
 
 def _load_or_warm_start(config: Config, plan: Plan, run_dir: RunDir) -> tuple[ModelConfig, Params]:
     """The base of the run. A warm start is kept in the run directory, so that a resumed run starts from the same."""
-    kept = run_dir.path / "warm_start"
-    if config.warm_start is not None and (kept / "model").is_dir():
-        return load_policy(str(kept / "model"), dtype=plan.dtype, mesh=plan.mesh)
-    model, params = load_policy(config.model_name, dtype=plan.dtype, seed=config.seed, mesh=plan.mesh)
+    kept, dtype = run_dir.path / "warm_start", plan.dtype if config.lora else jnp.float32
     if config.warm_start is None:
-        return model, params
+        return load_policy(config.model_name, dtype=dtype, seed=config.seed, mesh=plan.mesh)
+    if (kept / "model").is_dir():
+        return load_policy(str(kept / "model"), dtype=dtype, mesh=plan.mesh)
+    model, params = load_policy(config.model_name, dtype=jnp.float32, seed=config.seed, mesh=plan.mesh)
     kept.mkdir(exist_ok=True)
     params = run_warm_start(
         config.warm_start,
@@ -298,13 +305,14 @@ def _load_or_warm_start(config: Config, plan: Plan, run_dir: RunDir) -> tuple[Mo
         log=kept / "metrics.jsonl",
         remat=config.remat,
         mesh=plan.mesh,
+        compute_dtype=_narrow(plan),
         checkpoint=trio.from_thread.check_cancelled,
     )
     part = kept / "model.part"
     shutil.rmtree(part, ignore_errors=True)
     save_policy(part, model, params, config.model_name)
     part.rename(kept / "model")
-    return load_policy(str(kept / "model"), dtype=plan.dtype, mesh=plan.mesh)
+    return load_policy(str(kept / "model"), dtype=dtype, mesh=plan.mesh)
 
 
 # --- what the user sees --------------------------------------------------------------------------

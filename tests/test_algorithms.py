@@ -4,10 +4,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from small_run import small, write_model
+from small_run import WARM, small, write_model
 
 from jaxrl.algo.forms import FormResult
 from jaxrl.algo.optimizer import OptimizerConfig
@@ -15,8 +16,10 @@ from jaxrl.algo.shaping import Shaping
 from jaxrl.algo.tokens import TokenInputs
 from jaxrl.algo.variants import VARIANTS
 from jaxrl.models import spec
+from jaxrl.runtime.checkpoint import Checkpointer
+from jaxrl.runtime.learner import MeshShape
 from jaxrl.runtime.log import read_metrics
-from jaxrl.runtime.policy import policy_config, save_policy
+from jaxrl.runtime.policy import load_policy, policy_config, save_policy
 from jaxrl.train import AsyncConfig, StreamMinibatchConfig, main
 
 pytestmark = pytest.mark.slow
@@ -132,6 +135,33 @@ def test_a_loss_of_pairs_counts_the_groups_that_budgets_have_made_none(
     assert min(trained, unpaired) > 0
     assert sum(m["data/datums"] for m in steps) == 2 * trained
     assert "data/groups_unpaired" not in run(model, tmp_path / "other", max_steps=1)[0]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"stream_minibatch": StreamMinibatchConfig(groups_per_minibatch=1), "warm_start": WARM},
+        {"off_policy": AsyncConfig(max_steps_off_policy=1, groups_per_batch=2), "loss_fn": "grpo_kl"},
+        {"loss_fn_config": {"advantage": "critic"}, "mesh": MeshShape(fsdp=2)},
+    ],
+    ids=lambda changes: "+".join(changes) or "in turn",
+)
+def test_I3_all_weights_train_in_bf16_from_what_the_checkpoint_says(
+    changes: dict[str, Any], model: str, tmp_path: Path
+) -> None:
+    """Kept in float32, not rounded: a step as small as this one would else be lost in the rounding."""
+    settings = {"lora": None, "dtype": "bfloat16", "learning_rate": 1e-6, "max_steps": 2, "save_every": 1, **changes}
+    steps = run(model, tmp_path / "run", **settings)
+    assert all(m["optim/kl_sample_train_v2"] < 5e-3**2 / 2 for m in steps)
+    start = tmp_path / "run" / "warm_start" / "model" if "warm_start" in changes else model
+    _, begun = load_policy(str(start), dtype=jnp.float32)
+    with Checkpointer(tmp_path / "run" / "checkpoints", read_only=True) as checkpoints:
+        trained = checkpoints.read(2)["params"]
+    for before, after in zip(jax.tree.leaves(begun), jax.tree.leaves(trained), strict=True):
+        assert after.dtype == np.float32
+        np.testing.assert_allclose(after, before, atol=1e-5, rtol=0)
+    assert not all(map(np.array_equal, jax.tree.leaves(begun), jax.tree.leaves(trained)))
 
 
 def test_substeps_move_the_policy_inside_a_batch(model: str, tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ class Scoring:
     def _split(self, params: Any, base: Params | None) -> tuple[Params, Any]:
         """The weights of the model, and the adapter beside them where there is one."""
         if self.lora is None:
-            return self._cast(params), None
+            return cast(params, self.compute_dtype), None
         assert base is not None, "LoRA adapts a base: pass its parameters"
         return base, params
 
@@ -103,11 +103,6 @@ class Scoring:
             constrain=self._constrain,
         )
 
-    def _cast(self, params: Params) -> Params:
-        if self.compute_dtype is None:
-            return params
-        return jax.tree.map(lambda x: x.astype(self.compute_dtype), params)
-
     def _lookup_ready(self, weights: Params) -> Params:
         """The embedding gathered along its width: looking up rows of half a width makes XLA replicate the result."""
         if self.mesh is None:
@@ -119,6 +114,11 @@ class Scoring:
         if self.mesh is None:
             return x_BTM
         return lax.with_sharding_constraint(x_BTM, named_sharding(self.mesh, ("batch", None, None)))
+
+
+def cast(params: Params, dtype: Any) -> Params:
+    """The parameters as a forward pass in `dtype` uses them, sharded as they are; the very same for None."""
+    return params if dtype is None else jax.tree.map(lambda x: x.astype(dtype), params)
 
 
 def micro_batch(batch: _T, index: jax.Array) -> _T:

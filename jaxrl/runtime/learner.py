@@ -32,7 +32,7 @@ from jaxrl.algo.critic import (
 from jaxrl.algo.data import TurnStarts
 from jaxrl.algo.objective import Objective, packed, substeps
 from jaxrl.algo.optimizer import OptimizerConfig
-from jaxrl.algo.scoring import Scoring
+from jaxrl.algo.scoring import Scoring, cast
 from jaxrl.algo.step import (
     EvalLogprobs,
     Sums,
@@ -141,21 +141,26 @@ class Learner:
         num_substeps: int = 1,
         references: Mapping[str, Reference] | None = None,
         critic: CriticFit | None = None,
+        compute_dtype: Any = None,
     ) -> None:
         """references: models that batches are scored under, by name; the one without a name ("") is this one untrained.
 
         num_substeps: optimizer steps a batch, each on some of its groups. critic: how one learns; None has none.
+        compute_dtype: what all weights are trained in (lora=None) and sampled from, where it is not float32, in which
+        the state keeps them; give `base` in float32 then. None is the dtype of what is trained.
         """
         self.lora_scale = lora.scale if lora else 1.0
         self._objective, self._packing, self._num_substeps = objective, packing, num_substeps
-        options = {"temperature": temperature, "remat": remat, "mesh": mesh, "entropy": objective.entropy}
+        self._compute_dtype = compute_dtype
+        forward = {"temperature": temperature, "mesh": mesh, "compute_dtype": compute_dtype}
+        options = {**forward, "remat": remat, "entropy": objective.entropy}
         self._step = _train_step(model, lora, objective.loss, optimizer, **options)
         self._streamed = _streamed_step(model, lora, objective.loss, optimizer, **options)
-        self._references = {"": Reference(model, base), **(references or {})}
+        self._references = {"": Reference(model, cast(base, compute_dtype)), **(references or {})}
         # like the streamed step, these are compiled when they are first used
-        self._score_old = _eval_logprobs(model, lora, temperature=temperature, mesh=mesh)
+        self._score_old = _eval_logprobs(model, lora, **forward)
         self._score = {
-            name: _eval_logprobs(r.model, None, temperature=temperature, mesh=mesh)
+            name: _eval_logprobs(r.model, None, **{**forward, "compute_dtype": None})
             for name, r in self._references.items()
         }
         self._underway: _Underway | None = None
@@ -165,7 +170,7 @@ class Learner:
             self._base, start = base, spec.init(lora_specs(model, lora), jnp.float32, seed=(seed, _ADAPTER_STREAM))
         self._critic = None
         if critic is not None:
-            features = _turn_features(Scoring(model, lora, temperature, mesh))
+            features = _turn_features(Scoring(model, lora, **forward))
             self._critic = _CriticPrograms(features, _critic_fit(critic, mesh=mesh))
         where = None if mesh is None else state_shardings(model, lora, optimizer, mesh, critic=critic is not None)
         begun = init_critic(model.width) if critic else None
@@ -173,8 +178,13 @@ class Learner:
 
     @property
     def weights(self) -> Weights:
-        """What to sample from: the very arrays that are trained. Gone after the next step, which donates them."""
-        return Weights(self.state.params) if self._base is None else Weights(self._base, self.state.params)
+        """What to sample from: the very arrays that are trained. Gone after the next step, which donates them.
+
+        With a compute_dtype a copy of them, in the numbers that a step computes with. Ask where the device is called.
+        """
+        if self._base is None:
+            return Weights(cast(self.state.params, self._compute_dtype))
+        return Weights(self._base, self.state.params)
 
     @property
     def step(self) -> int:

@@ -243,7 +243,8 @@ async def train_step(run: Run, supply: Supply, step: int) -> dict[str, float]:
     _check_trust(groups_P, "a step")
     rolled = time.perf_counter()
     update = await batch.learn()
-    await run.engine.publish(run.learner.weights, version=step + 1, copy=run.mode.steps_ahead > 0)
+    weights = await run.on_device(lambda: run.learner.weights)
+    await run.engine.publish(weights, version=step + 1, copy=run.mode.steps_ahead > 0)
     supply.trained()
     if run.mode.steps_ahead and step + 1 < run.schedule.steps:
         admit(run, supply, step + 1)

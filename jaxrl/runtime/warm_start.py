@@ -8,7 +8,7 @@ import abc
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from jax.sharding import Mesh
@@ -95,10 +95,12 @@ def run_warm_start(
     log: Path,
     remat: bool = True,
     mesh: Mesh | None = None,
+    compute_dtype: Any = None,
     checkpoint: Callable[[], None] = lambda: None,
 ) -> Params:
     """The parameters after `config.steps` supervised steps, float32. Metrics go to the file `log`. Blocks.
 
+    compute_dtype: of the forward passes, where it is not that of `params`.
     checkpoint: called before every step; it raises to stop (`trio.from_thread.check_cancelled`, in a thread of trio's).
     """
     optimizer = OptimizerConfig(
@@ -116,6 +118,7 @@ def run_warm_start(
         packing=packing,
         remat=remat,
         mesh=mesh,
+        compute_dtype=compute_dtype,
     )
     batches = _batches(config, renderer, seed)
     with MetricsLog(log) as metrics_log, Progress(config.steps, label="warm start") as progress:

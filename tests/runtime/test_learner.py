@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from compiling import forget_programs
-from episodes import TALKER, talker
+from episodes import ENGINE, TALKER, talker
 
 from jaxrl.algo.algorithm import resolve
 from jaxrl.algo.loss import make_loss
@@ -20,6 +20,7 @@ from jaxrl.algo.step import TrainState
 from jaxrl.algo.variants import VARIANTS
 from jaxrl.models.lora import LoraConfig
 from jaxrl.runtime.checkpoint import Checkpointer
+from jaxrl.runtime.engine import Engine, open_engine
 from jaxrl.runtime.learner import Learner, Packing, Reference
 from jaxrl.types import Datum
 
@@ -108,6 +109,57 @@ def test_I15_the_weights_to_sample_from_are_the_arrays_that_are_trained(learner:
     assert full.weights.params is full.state.params
     assert full.weights.adapter is None
     assert (learner.lora_scale, full.lora_scale) == (2.0, 1.0)
+
+
+async def drawn(engine: Engine, seed: int) -> Datum:
+    """An episode of one turn as the trainer sees it, good or bad by the parity of its seed."""
+    given = [1, 2, 3 + seed]
+    async with engine.session(seed=seed) as session:
+        turn = await session.sample(given, max_tokens=20)
+    mask = np.arange(len(session.tokens)) >= len(given)
+    return Datum(
+        tokens=np.array(session.tokens, np.int32),
+        mask=mask,
+        logprobs=np.array([0.0] * len(given) + list(turn.logprobs), np.float32),
+        advantages=np.where(mask, (-1.0) ** seed, 0.0).astype(np.float32),
+        versions=np.where(mask, 0, -1).astype(np.int32),
+        group=seed // 2,
+        episode=seed,
+    )
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
+async def test_I3_all_weights_are_kept_in_float32_and_computed_with_and_sampled_from_in_bf16(streamed: bool) -> None:
+    learner = make(None, compute_dtype=jnp.bfloat16)
+    assert same(learner.state.params, talker().params), "rounded before the first step"
+    for _ in range(2):
+        weights, before = learner.weights, learner.state.params
+        assert {x.dtype for x in jax.tree.leaves(weights)} == {jnp.dtype(jnp.bfloat16)}
+        async with open_engine(TALKER, weights, config=ENGINE) as engine:
+            data = [await drawn(engine, seed) for seed in range(6)]
+            if streamed:
+                learner.accumulate(data)
+            metrics = learner.finish() if streamed else learner.update(data)
+            assert jax.tree.leaves(before)[0].is_deleted()
+            again = await drawn(engine, 0)
+        np.testing.assert_array_equal(again.tokens, data[0].tokens, "what is sampled from outlives the step")
+        assert metrics["optim/kl_sample_train_v2"] < 5e-3**2 / 2, "half the mean square, so |mean| < 5e-3"
+    assert {x.dtype for x in jax.tree.leaves(learner.state) if x.ndim} == {jnp.dtype(jnp.float32)}
+
+
+async def test_I3_old_and_reference_logprobs_of_all_weights_are_in_the_dtype_they_are_trained_in() -> None:
+    told: list[Datum] = []
+    objective = Objective(make_loss("ppo"), "token_mean", correct=lambda data_D: told.extend(data_D) or list(data_D))
+    learner = make(None, compute_dtype=jnp.bfloat16, objective=objective)
+    async with open_engine(TALKER, learner.weights, config=ENGINE) as engine:
+        data = learner.score_reference([await drawn(engine, seed) for seed in range(6)])
+    learner.update(data)
+    for d in told:
+        assert d.logprobs_old is not None
+        assert d.logprobs_ref is not None
+        np.testing.assert_array_equal(d.logprobs_old, d.logprobs_ref)
+        assert np.abs(d.logprobs_old - d.logprobs)[d.mask].mean() < 5e-3
+    assert len(told) == 6
 
 
 def test_a_batch_without_datums_changes_nothing(learner: Learner) -> None:
