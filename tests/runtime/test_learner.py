@@ -147,21 +147,6 @@ async def test_I3_all_weights_are_kept_in_float32_and_computed_with_and_sampled_
     assert {x.dtype for x in jax.tree.leaves(learner.state) if x.ndim} == {jnp.dtype(jnp.float32)}
 
 
-async def test_I3_old_and_reference_logprobs_of_all_weights_are_in_the_dtype_they_are_trained_in() -> None:
-    told: list[Datum] = []
-    objective = Objective(make_loss("ppo"), "token_mean", correct=lambda data_D: told.extend(data_D) or list(data_D))
-    learner = make(None, compute_dtype=jnp.bfloat16, objective=objective)
-    async with open_engine(TALKER, learner.weights, config=ENGINE) as engine:
-        data = learner.score_reference([await drawn(engine, seed) for seed in range(6)])
-    learner.update(data)
-    for d in told:
-        assert d.logprobs_old is not None
-        assert d.logprobs_ref is not None
-        np.testing.assert_array_equal(d.logprobs_old, d.logprobs_ref)
-        assert np.abs(d.logprobs_old - d.logprobs)[d.mask].mean() < 5e-3
-    assert len(told) == 6
-
-
 def test_a_batch_without_datums_changes_nothing(learner: Learner) -> None:
     before = arrays(learner.state)
     assert learner.update([]) == {"data/datums": 0.0}
@@ -458,6 +443,21 @@ def test_the_reference_is_the_model_before_training(lora: LoraConfig | None) -> 
     for a, b in zip(learner.score_reference(data_D), before, strict=True):
         np.testing.assert_array_equal(a.logprobs_ref, b.logprobs_ref)
     assert learner.score_reference([]) == []
+
+
+async def test_I3_old_and_reference_logprobs_of_all_weights_are_in_the_dtype_they_are_trained_in() -> None:
+    told: list[Datum] = []
+    objective = Objective(make_loss("ppo"), "token_mean", correct=lambda data_D: told.extend(data_D) or list(data_D))
+    learner = make(None, compute_dtype=jnp.bfloat16, objective=objective)
+    async with open_engine(TALKER, learner.weights, config=ENGINE) as engine:
+        data = learner.score_reference([await drawn(engine, seed) for seed in range(6)])
+    learner.update(data)
+    for d in told:
+        assert d.logprobs_old is not None
+        assert d.logprobs_ref is not None
+        np.testing.assert_array_equal(d.logprobs_old, d.logprobs_ref)
+        assert np.abs(d.logprobs_old - d.logprobs)[d.mask].mean() < 5e-3
+    assert len(told) == 6
 
 
 def test_each_group_is_scored_under_its_own_teacher() -> None:
