@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from envs.terminal.harbor_task import HarborTask, load_task
-from envs.terminal.sandbox import CommandResult
+from envs.terminal.sandbox import CommandResult, check_characters
 from envs.terminal.trial import Trial, TrialOptions
 from jaxrl.env import MessageEnv, MessageStepResult
 from jaxrl.tools import ToolError, report_calls, tool, tool_table, tool_to_spec
@@ -89,8 +89,10 @@ class HarborEnv(MessageEnv):
         assert self._trial is not None, "there is no call before reset"
         if self._trial.timed_out:
             raise ToolError("the time for the task is up")
-        if "\0" in command:
-            raise ToolError("a command cannot hold a NUL character")
+        try:
+            check_characters(command)
+        except ValueError as error:
+            raise ToolError(str(error)) from None
         return told(await self._trial.run(command))
 
     async def step(self, message: Message) -> MessageStepResult:

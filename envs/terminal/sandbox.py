@@ -5,6 +5,7 @@ its time, memory and output included, is a `CommandResult`; what the machinery d
 a reward; a path that the other side made dangerous is a `RefusedFile`.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, fields
@@ -207,11 +208,17 @@ def check_path(name: str, path: str) -> tuple[str, ...]:
 _LONGEST_COMMAND = 100_000  # the kernel takes 128 KiB for one argument
 
 
+def check_characters(command: str) -> None:
+    """ValueError where no shell can be given `command`: it has a NUL, or half a surrogate pair (a JSON escape's)."""
+    if found := re.search("[\0\ud800-\udfff]", command):
+        raise ValueError(f"a command cannot hold the character {found[0]!r}; remove it")
+
+
 def check_command(command: str) -> None:
     """ValueError where `command` cannot be an argument of a process."""
-    size = len(command.encode("utf-8", "surrogateescape"))
-    if size > _LONGEST_COMMAND or "\0" in command:
+    check_characters(command)
+    if (size := len(command.encode())) > _LONGEST_COMMAND:
         raise ValueError(
-            f"a command of {size} bytes: expected at most {_LONGEST_COMMAND}, none of them NUL; write it to a file "
-            "with write_files and run that"
+            f"a command of {size} bytes: expected at most {_LONGEST_COMMAND}; write it to a file with write_files and "
+            "run that"
         )

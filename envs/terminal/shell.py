@@ -15,7 +15,7 @@ from contextlib import AsyncExitStack, suppress
 import trio
 
 from envs.terminal.capture import Kept, finish, notice_of
-from envs.terminal.sandbox import CommandResult, Sandbox, SandboxProcess
+from envs.terminal.sandbox import CommandResult, Sandbox, SandboxProcess, check_characters
 
 _BASH = ("/bin/bash", "--noprofile", "--norc")
 _CHUNK, _LAST_SECONDS = 65_536, 1.0
@@ -49,9 +49,8 @@ class Shell:
         await self._open.aclose()
 
     async def run(self, command: str, *, seconds: float | None = None) -> CommandResult:
-        """Run `command` as if typed. A NUL is a ValueError."""
-        if "\0" in command:
-            raise ValueError("a command with a NUL character cannot be given to a shell; remove it")
+        """Run `command` as if typed. ValueError for a character that no shell can be given."""
+        check_characters(command)
         limits = self._sandbox.spec.limits
         seconds = limits.seconds if seconds is None else seconds
         process = self._process or await self._start()
@@ -103,7 +102,7 @@ async def _exchange(process: SandboxProcess, command: str, nonce: bytes, carry: 
 
     eval makes a command with an error in it harmless to the commands after it; its stdin is not the shell's.
     """
-    text = shlex.quote(command).encode("utf-8", "surrogateescape")
+    text = shlex.quote(command).encode()
     mark = b"\0" + nonce + b" "
     report = b"printf '\\0%s %d %s\\0' " + nonce + b' "$?" "$PWD"\n'
     with suppress(trio.BrokenResourceError):  # it ended while it was written to: its output says the rest

@@ -112,7 +112,15 @@ async def test_the_opening_is_the_instruction_and_the_system_message_can_be_left
         await env.close()
 
 
-@pytest.mark.parametrize("turn", [calls("false\0"), Message("assistant", tool_calls=(ToolCall("sh", "{}"),))])
+@pytest.mark.parametrize(
+    "turn",
+    [
+        calls("false\0"),
+        calls("echo \ud83d"),
+        calls("cat \udc80"),
+        Message("assistant", tool_calls=(ToolCall("sh", "{}"),)),
+    ],
+)
 async def test_a_call_that_cannot_run_is_told_and_the_episode_goes_on(sandboxes, tmp_path, turn):
     first, last = await play(write_task(tmp_path), turn, DONE)
     assert first.messages[0].content.startswith("Error: ")

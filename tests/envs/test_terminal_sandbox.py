@@ -47,6 +47,12 @@ def test_X05_a_command_too_long_for_an_argument_says_what_to_do_instead():
         check_command("x" * 131_072)
 
 
+@pytest.mark.parametrize("command", ["echo \0", "echo \ud83d", "cat \udc80"])
+def test_a_character_that_no_shell_can_be_given_is_named(command):
+    with pytest.raises(ValueError, match=r"cannot hold the character '\\[xu]"):
+        check_command(command)
+
+
 def test_factories_can_be_pickled():
     for factory in (Bubblewrap(uid=1000), Docker("podman")):
         assert pickle.loads(pickle.dumps(factory)) == factory
