@@ -40,6 +40,7 @@ from envs.terminal.capture import finish, pipes, read_up_to
 from envs.terminal.files import first_obstacle, open_inside, pack, read_inside
 from envs.terminal.processes import children, exceeds, tree
 from envs.terminal.sandbox import (
+    PATH,
     CommandResult,
     File,
     RefusedFile,
@@ -58,8 +59,7 @@ _START_SECONDS, _UNWIND_SECONDS, _DEATH_SECONDS, _WATCH_SECONDS = 60.0, 5.0, 10.
 _OUTER_LEADER, _INNER_LEADER = 1, 2  # bwrap; nsenter, bwrap
 _SYSTEM = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _PUBLIC = ("ld.so.cache", "alternatives", "ssl/certs", "ca-certificates.conf", "mime.types")  # of /etc
-_ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root"}
-_ENVIRONMENT |= {"LANG": "C.UTF-8", "TERM": "dumb", "USER": "root"}
+_ENVIRONMENT = {"PATH": PATH, "HOME": "/root", "LANG": "C.UTF-8", "TERM": "dumb", "USER": "root"}
 _CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "NET_BIND_SERVICE")  # over the sandbox's own files
 _ISOLATED = ("--unshare-user", "--unshare-pid", "--unshare-ipc", "--disable-userns", "--uid", "0", "--gid", "0")
 _ISOLATED += ("--die-with-parent", "--new-session", "--clearenv", "--chdir", "/", "--cap-drop", "ALL")
@@ -147,7 +147,7 @@ def _binary(config: Bubblewrap) -> Path:
 
 
 def _tool(name: str) -> str:
-    found = shutil.which(name, path=_ENVIRONMENT["PATH"])
+    found = shutil.which(name, path=PATH)
     if not found:
         raise SandboxUnavailable(f"the program {name} is missing; it is part of util-linux: install that")
     return found
@@ -264,7 +264,7 @@ def _outer_argv(spec: SandboxSpec, binary: Path, owner: int, info: int) -> list[
         for kind, source, target in _programs():
             place = f"/box/lower{target}"
             argv += ["--symlink", source, place] if kind == "--symlink" else ["--dir", place]
-    argv += ["--setenv", "PATH", _ENVIRONMENT["PATH"], "--info-fd", str(info)]
+    argv += ["--setenv", "PATH", PATH, "--info-fd", str(info)]
     return [*argv, "--", "/bin/sh", "-ec", script, "sh", tmpfs, *arguments]
 
 

@@ -68,9 +68,9 @@ class Build:
     workdir: str = "/"
 
 
-def parse_dockerfile(text: str) -> Build:
-    """The build that `text` describes."""
-    state = _State()
+def parse_dockerfile(text: str, inherited: Mapping[str, str] | None = None) -> Build:
+    """The build that `text` describes. inherited: variables of its image, put in where the text names them."""
+    state = _State(inherited=inherited or {})
     for instruction in _instructions(text):
         word = instruction.word
         if word in IGNORED:
@@ -229,6 +229,7 @@ def _variable(text: str, i: int, variables: Mapping[str, str], instruction: _Ins
 
 @dataclass
 class _State:
+    inherited: Mapping[str, str]
     base: str | None = None
     steps: list[BuildStep] = field(default_factory=list)
     env: dict[str, str] = field(default_factory=dict)
@@ -238,8 +239,12 @@ class _State:
     shell: tuple[str, ...] = _SHELL
 
     @property
-    def variables(self) -> dict[str, str]:
+    def own(self) -> dict[str, str]:
         return {**self.args, **self.env}
+
+    @property
+    def variables(self) -> dict[str, str]:
+        return {**self.args, **self.inherited, **self.env}
 
 
 def _from(state: _State, instruction: _Instruction) -> None:
@@ -313,7 +318,7 @@ def _run(state: _State, instruction: _Instruction) -> None:
     argv = instruction.array(rest)
     if argv is None:
         argv = [*state.shell, _script(instruction, rest)]
-    state.steps.append(Run(tuple(argv), state.workdir, state.variables, instruction.line, f"RUN {instruction.rest}"))
+    state.steps.append(Run(tuple(argv), state.workdir, state.own, instruction.line, f"RUN {instruction.rest}"))
 
 
 def _script(instruction: _Instruction, rest: str) -> str:

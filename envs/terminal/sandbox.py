@@ -15,6 +15,9 @@ import trio
 
 from jaxrl.env import EnvironmentFault
 
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+"""Of commands, unless an image or a spec says otherwise. It is Docker's as well."""
+
 
 class SandboxFault(EnvironmentFault):
     """The sandbox, not the command, failed."""

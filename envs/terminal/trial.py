@@ -31,7 +31,7 @@ from envs.terminal.harbor_task import (
     resolve_variables,
 )
 from envs.terminal.rootfs import BuildFailed, Images, build
-from envs.terminal.sandbox import CommandResult, File, Limits, RefusedFile, Sandbox, SandboxFactory, SandboxSpec
+from envs.terminal.sandbox import PATH, CommandResult, File, Limits, RefusedFile, Sandbox, SandboxFactory, SandboxSpec
 from envs.terminal.shell import Shell
 
 Grading = Literal["fresh", "shared"]
@@ -100,7 +100,7 @@ def plan(task: HarborTask, options: TrialOptions) -> Plan:
         if (environment.context / ".dockerignore").exists():
             raise UnsupportedTask(f"{environment.context / '.dockerignore'} is not understood; remove it")
         try:
-            made = parse_dockerfile(dockerfile.read_text("utf-8"))
+            made = parse_dockerfile(dockerfile.read_text("utf-8"), {"PATH": PATH})
         except UnsupportedDockerfile as error:
             raise UnsupportedDockerfile(f"{dockerfile}: {error}") from None
     else:

@@ -68,6 +68,14 @@ def test_arguments_are_seen_while_building_only_and_those_before_from_must_be_as
     assert build.steps[0].env == {"V": "1", "W": "2"}
 
 
+def test_variables_of_the_image_are_put_in_and_are_not_the_files_own_until_it_sets_them():
+    text = "FROM x\nARG PATH=/arg\nENV A=$PATH\nRUN one\nENV PATH=/b:${PATH}\nENV PATH=$PATH:/c"
+    build = parse_dockerfile(text, {"PATH": "/bin"})
+    assert build.env == {"A": "/bin", "PATH": "/b:/bin:/c"}
+    assert isinstance(build.steps[0], Run)
+    assert build.steps[0].env == {"PATH": "/arg", "A": "/bin"}
+
+
 def test_lines_go_on_behind_a_backslash_and_comments_in_between_vanish():
     assert run("RUN a && \\\n  # no\n\n  b \\\n && c").argv == (*SHELL, "a &&   b  && c")
     build = parse_dockerfile("# escape=`\nFROM x\nRUN a `\n  b \\")

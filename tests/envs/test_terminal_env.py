@@ -33,7 +33,7 @@ from envs.terminal.files import pack
 from envs.terminal.harbor_task import Artifact
 from envs.terminal.oracle import typed_solution
 from envs.terminal.rootfs import BuildFailed
-from envs.terminal.sandbox import CommandResult, File
+from envs.terminal.sandbox import PATH, CommandResult, File
 from envs.terminal.trial import NotHealthy
 from jaxrl.env import MessageStepResult
 from jaxrl.types import MalformedToolCall, Message, StopReason, ToolCall
@@ -351,6 +351,14 @@ async def test_a_dockerfile_is_carried_out(sandboxes, tmp_path):
     assert result.messages[1].content.replace("\n", "|") == (
         "/srv/deep|ran|11archivedx /srv/deep /srv/deep|text /srv/deep|1"
     )
+
+
+@pytest.mark.parametrize("value", ['"/usr/local/lib/x:${PATH}"', "$PATH:/usr/local/lib/x", "/usr/bin:/bin"])
+async def test_a_path_that_a_dockerfile_adds_to_is_the_one_that_commands_have(sandboxes, tmp_path, value):
+    task = write_task(tmp_path, dockerfile=f"FROM ubuntu\nENV PATH={value}\nWORKDIR /app\nRUN ls /\n")
+    first, last = await play(task, calls(f"ls / >/dev/null && {SOLVE} && echo $PATH"), DONE)
+    assert first.messages[0].content == value.strip('"').replace("${PATH}", PATH).replace("$PATH", PATH)
+    assert last.reward == 1.0
 
 
 @pytest.mark.parametrize(
