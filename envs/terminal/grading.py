@@ -7,7 +7,10 @@ missing or no number is a `GraderError`, which is no reward at all; only a rewar
 Where the tests run is one of two choices:
 
     fresh   a root as the image has it, in which of the episode's root only directories for data are seen, read-only.
-            Nothing the model put in the place of a program, a library or a setting has any effect.
+            Nothing the model put in the place of a program, a library or a setting has any effect: HOME is new and
+            empty, and a task whose variables would lead programs to where commands may write is refused
+            (`led_astray`). What is wanted of a home directory is found by its path, /root/..., or with HOME in
+            verifier.env.
     shared  the root that the episode left, as Harbor does. All that ran is dead and the tests cannot be changed, but
             they call whatever the model put into /usr, /etc or on the path.
 
@@ -17,10 +20,12 @@ A test that runs a program of the model's gives it the grader's own rights: such
 
 import json
 import math
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from posixpath import normpath
 
 import trio
 
@@ -30,11 +35,16 @@ from envs.terminal.rootfs import SYSTEM
 from envs.terminal.sandbox import CommandResult, File, RefusedFile, Sandbox
 from jaxrl.env import EnvironmentFault
 
-TESTS, VERIFIER = "/tests", "/logs/verifier"
+TESTS, VERIFIER, HOME = "/tests", "/logs/verifier", "/logs/home"
 _LARGEST = 1_000_000  # bytes of a file that holds rewards
 _SAID = 2000  # characters of the tests' output that an error shows
 _HIDDEN = (*SYSTEM, "dev", "proc", "sys", "run", "tmp", "logs", "tests", "solution")
-_ALONE = {"PYTHONNOUSERSITE": "1", "PYTHONDONTWRITEBYTECODE": "1"}  # modules in a home directory are the model's
+_ALONE = {"HOME": HOME, "PYTHONNOUSERSITE": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+# Programs such as sqlite3 ask the list of users for a home directory, and not for HOME.
+_MOVE_IN = 'users=$(</etc/passwd) && echo "${users//:\\/root:/:"$HOME":}" >/etc/passwd; '
+_SEARCHED = ("PATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "LD_AUDIT", "BASH_ENV", "ENV", "PYTHONPATH", "PYTHONHOME")
+_SEARCHED += ("PYTHONSTARTUP", "PERL5LIB", "PERLLIB", "RUBYLIB", "GEM_HOME", "GEM_PATH", "NODE_PATH", "CLASSPATH")
+_SEARCHED += ("R_LIBS", "GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM", "XDG_CONFIG_HOME")
 _DETACH_SECONDS = 60.0
 
 Rewards = Mapping[str, float]
@@ -66,6 +76,16 @@ def total(rewards: Rewards, key: str | None = None) -> float:
     return rewards[chosen]
 
 
+def led_astray(env: Mapping[str, str]) -> str | None:
+    """The first of the variables by which programs find code or settings that names a place outside of the system's
+    directories, where commands of an episode may write; None where none does."""
+    for name in _SEARCHED:
+        for place in re.split(r"[:\s]", env[name]) if env.get(name) else ():
+            if not place.startswith("/") or normpath(place).split("/")[1] not in SYSTEM:
+                return name
+    return None
+
+
 async def grade(
     sandbox: Sandbox,
     step: Step,
@@ -83,12 +103,14 @@ async def grade(
     for command, limit in step.collect:
         await sandbox.run(command, cwd=cwd, seconds=limit)
     keeps = await _kept(sandbox, step, cwd) if fresh or step.separate else [None]
-    env = {**_ALONE, **env} if keeps != [None] else env
+    alone = keeps != [None]
+    env = {**_ALONE, **env} if alone else env
     command = f"cd -- {shlex.quote(cwd)} 2>/dev/null; ({TESTS}/{TEST}) >{VERIFIER}/test-stdout.txt 2>&1"
     try:
         await sandbox.attach(TESTS, read_tests(step.tests))
-        await sandbox.attach(VERIFIER, {}, writable=True)
-        result = await _run_in_first(sandbox, command, keeps, env, seconds)
+        for target in (VERIFIER, HOME) if alone else (VERIFIER,):
+            await sandbox.attach(target, {}, writable=True)
+        result = await _run_in_first(sandbox, _MOVE_IN * alone + command, keeps, env, seconds)
         output = await _tail(sandbox)
         if result.exit_code is None:
             raise GraderError(f"the tests were {result.notice}\n{output}")
@@ -162,7 +184,7 @@ async def _directories(sandbox: Sandbox, artifacts: Sequence[Artifact]) -> list[
 
 
 async def _detach(sandbox: Sandbox) -> None:
-    for target in (TESTS, VERIFIER):
+    for target in (TESTS, VERIFIER, HOME):
         try:
             await sandbox.detach(target)
         except ValueError:  # it was never attached: the first one failed

@@ -19,7 +19,7 @@ from envs.terminal.artifacts import collect_artifacts, write_artifacts
 from envs.terminal.bubblewrap import Bubblewrap
 from envs.terminal.dockerfile import Build, UnsupportedDockerfile, parse_dockerfile
 from envs.terminal.files import read_tree
-from envs.terminal.grading import Graded, Rewards, grade, total
+from envs.terminal.grading import Graded, Rewards, grade, led_astray, total
 from envs.terminal.harbor_task import (
     ARTIFACTS,
     SOLUTION,
@@ -109,6 +109,13 @@ def plan(task: HarborTask, options: TrialOptions) -> Plan:
     workdir = environment.workdir or made.workdir
     if not workdir.startswith("/"):
         raise UnsupportedTask(f"{task.directory}: environment.workdir={workdir!r}; expected an absolute path")
+    env = {**made.env, **options.variables(environment.env, f"{task.name}: environment.env")}
+    for step in task.steps if options.grading == "fresh" else ():
+        if name := led_astray({name: env[name] for name in env.keys() - step.grader_env.keys()}):
+            raise UnsupportedTask(
+                f"{task.name}: its environment sets {name}={env[name]!r}, by which graders would run what commands of "
+                f"the episode wrote; give {name} in verifier.env the value that graders should have, or grading=shared"
+            )
     limits = Limits(
         seconds=options.command_seconds,
         memory_mb=min(environment.memory_mb or options.memory_mb, options.memory_mb),
@@ -118,7 +125,7 @@ def plan(task: HarborTask, options: TrialOptions) -> Plan:
     spec = SandboxSpec(
         image=options.images.find(made.base),
         workdir="/" + (workdir.split("/")[1] or "app"),
-        env={**made.env, **options.variables(environment.env, f"{task.name}: environment.env")},
+        env=env,
         network=options.network and environment.network,
         limits=limits,
     )

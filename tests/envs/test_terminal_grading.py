@@ -17,6 +17,7 @@ from envs.terminal import (
     UnsupportedTask,
     attempt,
     load_task,
+    plan,
 )
 from envs.terminal.grading import parse_json, parse_text, read_tests, total
 from envs.terminal.trial import combined, falls_short
@@ -229,6 +230,59 @@ async def test_X01_a_module_in_a_home_directory_is_not_imported_by_the_tests(san
     if (await attempt(write_task(tmp_path / "probe", test=test), "nothing", FRESH)).reward != 0.0:
         pytest.skip("no python3 in the sandbox")
     assert await graded(write_task(tmp_path / "task", test=test), FRESH, poison) == 0.0
+
+
+COMMIT = "git init -q; git -c user.name=x -c user.email=x commit -q --allow-empty -m x; echo 0 >reward.txt"
+HOMES = {  # a program, what the tests do with it, and settings that make it write the reward
+    "git": (COMMIT, "printf '#!/bin/sh\nCHEAT' >hook; git config --global core.hooksPath /app; mv hook pre-commit"),
+    "sqlite3": ("sqlite3 x.db 'select 0' >reward.txt", "printf '.shell CHEAT' >~/.sqliterc"),
+    "bash": ("echo 0 >reward.txt; source ~/.rc; source ~root/.rc", "echo 'CHEAT' >~/.rc"),
+}
+
+
+@pytest.mark.parametrize("program", HOMES)
+async def test_X01_settings_in_a_home_directory_do_not_reach_the_tests(sandboxes, tmp_path, program):
+    does, poison = HOMES[program]
+    test = f"#!/bin/bash\ncd /logs/verifier; command -v {program} && {{ {does}; }}"
+    poison = poison.replace("CHEAT", "echo 1 >/logs/verifier/reward.json") + "; chmod -R +x ."
+    try:
+        assert (await attempt(write_task(tmp_path / "probe", test=test), "nothing", FRESH)).reward == 0.0
+    except GraderError:
+        pytest.skip(f"no {program} in the sandbox")
+    assert await graded(write_task(tmp_path / "task", test=test), FRESH, poison) == 0.0
+    assert await graded(write_task(tmp_path / "task", test=test), SHARED, poison) == 1.0
+
+
+async def test_what_is_wanted_of_a_home_directory_is_found_by_its_path_or_with_a_home_for_the_tests(
+    sandboxes, tmp_path
+):
+    home, path = "[verifier.env]\nHOME = '/root'", "#!/bin/bash\ncat /root/x >/logs/verifier/reward.txt"
+    for i, (toml, test) in enumerate([("", path), (home, path.replace("/root", "~")), (home, path)]):
+        assert await graded(write_task(tmp_path / str(i), toml=toml, test=test), FRESH, "echo 0.5 >~/x") == 0.5
+
+
+@pytest.mark.parametrize(
+    ("line", "refused"),
+    [
+        ("ENV PATH=/opt/tool/bin:$PATH", "PATH"),
+        ("ENV PATH=$PATH:", "PATH"),
+        ("ENV PYTHONPATH=/app", "PYTHONPATH"),
+        ("ENV LD_PRELOAD='/usr/lib/x.so /app/y.so'", "LD_PRELOAD"),
+        ("ENV BASH_ENV=/usr/../app/x", "BASH_ENV"),
+        ("ENV PATH=$PATH:/usr/games PYTHONPATH= DATA=/app/data", None),
+    ],
+)
+def test_X01_a_variable_that_leads_tests_to_what_commands_wrote_needs_another_kind_of_grading(tmp_path, line, refused):
+    dockerfile = f"FROM ubuntu\n{line}\n"
+    task = load_task(write_task(tmp_path / "a", dockerfile=dockerfile))
+    assert plan(task, SHARED)
+    if refused is None:
+        assert plan(task, FRESH)
+        return
+    with pytest.raises(UnsupportedTask, match=f"its environment sets {refused}='.*verifier.env.*grading=shared"):
+        plan(task, FRESH)
+    toml = f"[verifier.env]\n{refused} = '/usr/bin:/bin'"
+    assert plan(load_task(write_task(tmp_path / "b", toml=toml, dockerfile=dockerfile)), FRESH)
 
 
 async def test_an_episode_that_destroyed_its_root_is_graded_on_a_fresh_one(sandboxes, tmp_path):
