@@ -1,7 +1,9 @@
 """One attempt at a task, whoever makes it: the sandbox as the task wants it, its steps in turn, a grade for each.
 
 Knows tasks, sandboxes and grading; knows no message and no model. A trial is over after its last step, after a step
-whose rewards are below its min_reward, and when a later step cannot be prepared in what the attempt has left.
+whose rewards are below its min_reward, and when a later step cannot be prepared in what the attempt has left: its files
+find no place, its setup or its healthcheck fails. Whoever played before it may have done that, so it counts as 0, and
+so do those after it; where the first step cannot be prepared it is nobody's doing but the task's, and a fault.
 """
 
 import os
@@ -140,6 +142,7 @@ class Trial:
         self.options = options or TrialOptions()
         self.graded: list[Graded] = []
         self.over = False
+        self.spoilt = False  # a step could not be prepared in what those before it left
         self.timed_out = False
         self._open = AsyncExitStack()
         self._sandbox: Sandbox | None = None
@@ -242,13 +245,14 @@ class Trial:
         if not self.over:
             try:
                 await self._prepare(self.step)
-            except (BuildFailed, RefusedFile):  # in what the attempt left: it is graded up to here
-                self.over = True
+            except (BuildFailed, RefusedFile):
+                self.over = self.spoilt = True
         return not self.over
 
     def reward(self, key: str | None = None, *, unplayed: bool = False) -> float:
-        """The reward of the steps graded so far. unplayed: steps that were never reached count as 0."""
-        missing = len(self.task.steps) - len(self.graded) if unplayed else 0
+        """The reward of the steps graded so far. unplayed: steps that were never reached count as 0, which those that
+        could not be prepared do anyway."""
+        missing = len(self.task.steps) - len(self.graded) if unplayed or self.spoilt else 0
         return total(combined([each.rewards for each in self.graded], final=self.task.final, zeros=missing), key)
 
     async def aclose(self) -> None:

@@ -312,11 +312,35 @@ async def test_time_of_a_step_that_is_up_begins_the_next_one(sandboxes, tmp_path
     assert second.messages[0].content == "[no output]"
 
 
-async def test_a_step_that_cannot_be_prepared_ends_the_trial_with_what_there_is(sandboxes, tmp_path):
-    _, last = await play(several(tmp_path, **{"steps/two/workdir/setup.sh": "exit 1"}), calls("echo 1 >one"), DONE)
-    assert (last.terminated, last.reward) == (True, 1.0)
+UNHEALTHY = "[steps.healthcheck]\ncommand = '! [ -e broken ]'\nretries = 1\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "spoil"),
+    [
+        ({"steps/two/workdir/data": "x"}, "mkdir -p data/x"),
+        ({"steps/two/workdir/setup.sh": "! [ -e broken ]"}, "touch broken"),
+        ({"toml": STEPS.replace('name = "two"\n', f'name = "two"\n{UNHEALTHY}')}, "touch broken"),
+    ],
+    ids=["files", "setup", "healthcheck"],
+)
+@pytest.mark.parametrize("final", [False, True])
+async def test_a_step_that_cannot_be_prepared_ends_the_trial_and_counts_nothing(
+    sandboxes, tmp_path, files, spoil, final
+):
+    files = {**files, "toml": 'multi_step_reward_strategy = "final"\n' * final + files.get("toml", STEPS)}
+    task = several(tmp_path, **files)
+    _, last = await play(task, calls(f"echo 1 >one; {spoil}"), DONE)
+    assert (last.terminated, last.reward) == (True, 0.0 if final else pytest.approx(1 / 3))
+    (last,) = await play(task, calls(f"echo 1 >one; {spoil}"), max_turns=1)
+    assert last.reward == (0.0 if final else pytest.approx(1 / 3))
+    *_, last = await play(task, calls("echo 1 >one; echo 1 >two; echo 1 >three"), DONE, DONE, DONE)
+    assert last.reward == 1.0
+
+
+async def test_a_first_step_that_cannot_be_prepared_is_a_fault(sandboxes, tmp_path):
     with pytest.raises(BuildFailed, match=r"'bash setup\.sh' gave 1"):
-        await attempt(several(tmp_path / "b", **{"steps/one/workdir/setup.sh": "exit 1"}), "nothing")
+        await attempt(several(tmp_path, **{"steps/one/workdir/setup.sh": "exit 1"}), "nothing")
 
 
 # --- the beginning -------------------------------------------------------------------------------------------------
