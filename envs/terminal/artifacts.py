@@ -4,6 +4,7 @@ Knows archives and the protocol of a sandbox. The archive is made by programs th
 it is believed: only regular files of a bounded size are taken, by names that stay below the place they are written to.
 """
 
+import errno
 import io
 import secrets
 import shlex
@@ -16,6 +17,8 @@ from envs.terminal.sandbox import RefusedFile, Sandbox
 
 LARGEST = 64 * 1024 * 1024
 """Bytes of all files of one artifact."""
+
+_NAMED_WRONG = (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG)
 
 
 async def collect_artifacts(
@@ -60,11 +63,13 @@ def _regular_files(data: bytes, source: str) -> Iterator[tuple[str, bytes]]:
 
 
 def write_artifacts(place: Path, files: Mapping[str, bytes]) -> None:
-    """Write files below `place`, which is made. One whose name another's needs for a directory is left out."""
+    """Write files below `place`, which is made. Left out is one whose name another's needs for a directory, or is too
+    long for this machine."""
     for path, data in files.items():
         target = place / path
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(data)
-        except (FileExistsError, NotADirectoryError, IsADirectoryError):
-            continue
+        except OSError as error:
+            if error.errno not in _NAMED_WRONG:
+                raise

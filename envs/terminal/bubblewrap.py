@@ -518,11 +518,11 @@ class _BubblewrapSandbox:
         self._must_be_quiet("run(keep=...)")
         kept: list[str] = []
         for path in keep:
-            parts = check_path("keep", path)
-            with open_inside(self._box, ("agent", *parts)) as found:
-                if not stat.S_ISDIR(os.fstat(found).st_mode):
-                    raise RefusedFile(f"keep={path!r} is no directory in the sandbox")
-            kept += ["--ro-bind", f"/box/agent/{'/'.join(parts)}", path]
+            self._check_kept(path)
+            kept += ["--ro-bind", f"/box/agent{path}", path]
+        for target in self._attached:  # in what is seen read-only no place for it could be made
+            if any(target.startswith(f"{path}/") for path in keep):
+                await self._make_way(target)
         place = self._new_place()
         directories = f"{place}/root", f"{place}/up", f"{place}/work"
         await self._outer(_MOUNT_ROOT, *directories)
@@ -532,6 +532,16 @@ class _BubblewrapSandbox:
         finally:
             with trio.CancelScope(shield=True):
                 await self._outer('umount "$1/root"; rm -rf -- "$1"', place)
+
+    def _check_kept(self, path: str) -> None:
+        parts = check_path("keep", path)
+        with open_inside(self._box, ("agent", *parts)) as found:
+            kind = stat.S_IFMT(os.fstat(found).st_mode)
+        if kind not in (stat.S_IFDIR, stat.S_IFREG):
+            raise RefusedFile(f"keep={path!r} is no directory and no file in the sandbox")
+        with suppress(FileNotFoundError), open_inside(self._box, ("lower", *parts)) as found:
+            if stat.S_IFMT(os.fstat(found).st_mode) != kind:
+                raise RefusedFile(f"keep={path!r} is something else in the image")
 
     def _new_place(self) -> str:
         self._made += 1

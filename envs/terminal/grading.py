@@ -30,7 +30,7 @@ from posixpath import normpath
 import trio
 
 from envs.terminal.files import read_tree
-from envs.terminal.harbor_task import ARTIFACTS, TEST, Artifact, Step, UnsupportedTask
+from envs.terminal.harbor_task import ARTIFACTS, TEST, Artifact, Step
 from envs.terminal.rootfs import SYSTEM
 from envs.terminal.sandbox import CommandResult, File, RefusedFile, Sandbox
 from jaxrl.env import EnvironmentFault
@@ -149,16 +149,16 @@ async def _run_in_first(
 
 
 async def _kept(sandbox: Sandbox, step: Step, cwd: str) -> list[list[str]]:
-    """Directories of the episode's root that graders see: all that may hold data, then only the working directory's,
+    """What graders see of the episode's root: all directories that may hold data, then only the working directory's,
     then none. What the task declares as artifacts is seen wherever it is.
 
     The episode's own bash lists them. A false list shows less, or what is no directory and so nothing.
     """
     if step.separate:
-        return [await _directories(sandbox, step.artifacts), []]
+        return [await _declared(sandbox, step.artifacts), []]
     listing = f'shopt -s dotglob; for d in /* /logs/agent {ARTIFACTS}; do [[ -d $d && ! -L $d ]] && echo "$d"; done'
     said = (await sandbox.run(listing, cwd="/")).stdout.splitlines()
-    declared = await _directories(sandbox, step.artifacts) if step.artifacts else []
+    declared = await _declared(sandbox, step.artifacts) if step.artifacts else []
     shown = list(dict.fromkeys([*filter(_is_shown, said), *declared]))
     workdir = "/" + cwd.split("/")[1]
     return [shown, [workdir] if _is_shown(workdir) else [], []]
@@ -170,17 +170,14 @@ def _is_shown(path: str) -> bool:
     return plain and (path in ("/logs/agent", ARTIFACTS) or (len(parts) == 1 and parts[0] not in _HIDDEN))
 
 
-async def _directories(sandbox: Sandbox, artifacts: Sequence[Artifact]) -> list[str]:
-    """The directories that hold the artifacts which are there."""
+async def _declared(sandbox: Sandbox, artifacts: Sequence[Artifact]) -> list[str]:
+    """The artifacts which are there, as files or directories."""
     found: list[str] = []
     for source in dict.fromkeys([ARTIFACTS, *(each.source for each in artifacts)]):
         path = shlex.quote(source)
-        kind = f"if [[ -d {path} ]]; then echo directory; elif [[ -e {path} ]]; then echo file; fi"
-        said = (await sandbox.run(kind, cwd="/")).stdout.strip()
-        if said == "file" and source.count("/") == 1:
-            raise UnsupportedTask(f"artifact {source}: graders see directories; put it into one, such as {ARTIFACTS}")
-        found += {"directory": [source], "file": [source.rpartition("/")[0]]}.get(said, [])
-    return list(dict.fromkeys(found))
+        if (await sandbox.run(f"[[ ( -d {path} || -f {path} ) && ! -L {path} ]]", cwd="/")).exit_code == 0:
+            found.append(source)
+    return found
 
 
 async def _detach(sandbox: Sandbox) -> None:

@@ -150,8 +150,9 @@ class Sandbox(Protocol):
         """Run `command` with bash. All that it started is dead when it returns, daemons included.
 
         keep: None runs on the root as it is. Otherwise on a fresh root, as it was before any command, in which of the
-        present one only the directories `keep` are seen, read-only: for graders. Then nothing else may be running,
-        and a directory of `keep` that is a link is a RefusedFile.
+        present one only the directories and files `keep` are seen, read-only: for graders. Then nothing else may be
+        running; what is a link or anything else, or a file where the fresh root has a directory or the other way
+        round, is a RefusedFile.
         """
         ...
 

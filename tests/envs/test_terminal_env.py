@@ -466,6 +466,16 @@ async def test_artifacts_are_collected_before_a_step_is_graded(sandboxes, tmp_pa
     assert found == {"app/out/deep/a": "1\n", "logs/server/b": "2\n", "logs/artifacts/d": "4\n"}
 
 
+async def test_artifacts_with_names_too_long_for_this_machine_are_left_out(sandboxes, tmp_path):
+    deep = (
+        f"cd /logs/artifacts; echo 1 >a; for i in {{1..30}}; do mkdir {'x' * 200}; cd -P {'x' * 200}; done; echo 2 >b"
+    )
+    options = TrialOptions(artifacts=tmp_path / "kept")
+    _, last = await play(write_task(tmp_path / "task"), calls(deep), DONE, options=options)
+    assert last.reward == 0.0
+    assert [path.name for path in (tmp_path / "kept").rglob("*") if path.is_file()] == ["a"]
+
+
 async def test_an_artifact_that_is_too_large_or_no_archive_is_left_out(sandboxes, tmp_path):
     trial = Trial(load_task(write_task(tmp_path)))
     try:
@@ -488,7 +498,8 @@ def test_names_of_a_hostile_archive_do_not_climb(tmp_path):
     check = b"%06o\0 " % sum(header)
     at = climbing.index(b"app/../up") + 148
     assert set(dict(_regular_files(climbing[:at] + check + climbing[at + 8 :], "app"))) == {"app/ok"}
-    write_artifacts(tmp_path, {"a": b"1", "a/b": b"2", "c/d": b"3"})
+    long = {"/".join(["x" * 200] * 30): b"4", "y" * 256: b"5"}
+    write_artifacts(tmp_path, {"a": b"1", "a/b": b"2", **long, "c/d": b"3"})
     assert sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")) == ["a", "c", "c/d"]
 
 

@@ -320,6 +320,32 @@ async def test_a_fresh_root_shows_data_wherever_it_was_written_but_not_programs_
     assert await graded(write_task(tmp_path / "c", test=test), SHARED, write) == 1234567.0
 
 
+@pytest.mark.parametrize(
+    ("make", "seen"),
+    [
+        ("touch /out", "file"),
+        ("mkdir /out", "directory"),
+        ("mkfifo /out", "nothing"),
+        ("ln -s /etc/passwd /out", "nothing"),
+        ("true", "nothing"),
+        ("rmdir /srv; touch /srv /out; echo 42 >answer", "nothing"),
+    ],
+)
+@pytest.mark.parametrize("mode", ["shared", "separate"])
+async def test_an_artifact_is_seen_as_the_file_or_directory_that_it_is(sandboxes, tmp_path, make, seen, mode):
+    """Where one is in the way of what a fresh root has, none is seen, but still the working directory is."""
+    toml = f"artifacts = ['/srv', '/out', '/logs/artifacts']\n[verifier]\nenvironment_mode = '{mode}'"
+    test = """#!/bin/bash
+    said=nothing; [[ -f /out ]] && said=file; [[ -d /out ]] && said=directory
+    { [[ $said == SEEN ]] && echo 1 || echo 0; } >/logs/verifier/reward.txt""".replace("SEEN", seen)
+    assert await graded(write_task(tmp_path, toml=toml, test=test), FRESH, make) == 1.0
+
+
+async def test_an_artifact_around_the_tests_own_directories_is_seen(sandboxes, tmp_path):
+    task = write_task(tmp_path, toml="artifacts = ['/logs']", test="#!/bin/bash\ncp /logs/x /logs/verifier/reward.txt")
+    assert await graded(task, FRESH, "echo 0.5 >/logs/x; ln -s /etc /logs/home") == 0.5
+
+
 async def test_a_separate_verifier_sees_nothing_but_artifacts(sandboxes, tmp_path):
     test = "#!/bin/bash\ncat /app/answer /app/out/x /srv/y 2>/dev/null | tr -d '\\n' >/logs/verifier/reward.txt"
     toml = "artifacts = ['/app/out', '/srv/none', '/logs/artifacts']\n[verifier]\nenvironment_mode = 'separate'"
