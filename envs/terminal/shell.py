@@ -3,14 +3,17 @@
 Knows the protocol of a sandbox and bash. It must not know a back-end, a task or a message.
 
 bash reads one command after another from its stdin and ends each with a line of its own that holds a number made for
-that command alone, so that nothing printed earlier can pass for it. Where the end does not come in time, or the shell
-ends itself, its whole tree is killed and the next command starts a new shell in the same directory.
+that command alone, so that nothing printed earlier can pass for it. Where the end does not come in time, the shell ends
+itself, or what it reports is no exit code and directory (a command may have redefined whatever reports), its whole tree
+is killed and the next command starts a new shell in the last directory known.
 """
 
+import re
 import secrets
 import shlex
 from collections.abc import Mapping
 from contextlib import AsyncExitStack, suppress
+from dataclasses import replace
 
 import trio
 
@@ -18,7 +21,10 @@ from envs.terminal.capture import Kept, finish, notice_of
 from envs.terminal.sandbox import CommandResult, Sandbox, SandboxProcess, check_characters
 
 _BASH = ("/bin/bash", "--noprofile", "--norc")
+_NO_REPORT = "the shell no longer reports exit code and directory, so it was ended"
 _CHUNK, _LAST_SECONDS = 65_536, 1.0
+_REPORT = re.compile(rb"(\d{1,3}) (/[^\0]{0,4095})\0")  # an exit code and a directory that can be entered by its name
+_LONGEST_REPORT = 8192
 _RESTARTED = "the next command starts a new shell: variables and background processes are gone, files stay"
 
 
@@ -68,9 +74,11 @@ class Shell:
             raise
         if ending is None:
             return await self._replace(process, kept, clock.cancelled_caught, seconds)
-        status, _, self._carry = ending.partition(b"\0")
-        code, _, self.cwd = status.decode("utf-8", "surrogateescape").partition(" ")
-        return CommandResult(int(code), kept.text(), truncated=bool(kept.cut))
+        if (report := _REPORT.match(ending)) is None:
+            return await self._renew(CommandResult(None, kept.text(), truncated=bool(kept.cut), notice=_NO_REPORT))
+        self._carry = ending[report.end() :]
+        self.cwd = report[2].decode("utf-8", "surrogateescape")
+        return CommandResult(int(report[1]), kept.text(), truncated=bool(kept.cut))
 
     async def _start(self) -> SandboxProcess:
         spawned = self._sandbox.spawn(_BASH, cwd=self.cwd, env=self._env)
@@ -84,27 +92,33 @@ class Shell:
         ended = not (timed_out or process.out_of_memory)
         if ended:
             last = await finish(process, b"", _LAST_SECONDS, limits)
-        await self.aclose()
-        self.restarts += 1
         why = "the command ended the shell" if ended else notice_of(timed_out, process.out_of_memory, seconds, limits)
-        return CommandResult(
+        result = CommandResult(
             last.exit_code if ended else None,
             kept.text(),
             timed_out=timed_out,
             out_of_memory=process.out_of_memory,
             truncated=bool(kept.cut),
-            notice=f"{why}; {_RESTARTED}",
+            notice=why,
         )
+        return await self._renew(result)
+
+    async def _renew(self, result: CommandResult) -> CommandResult:
+        """End the shell; `result` says that its next command starts a new one."""
+        await self.aclose()
+        self.restarts += 1
+        return replace(result, notice=f"{result.notice}; {_RESTARTED}")
 
 
 async def _exchange(process: SandboxProcess, command: str, nonce: bytes, carry: bytes, kept: Kept) -> bytes | None:
     """Send a command, keep its output, return what follows its mark: `code directory NUL ...`. None: the shell ended.
 
+    The command may have changed what reports, so that anything may follow the mark, but little more than is asked for.
     eval makes a command with an error in it harmless to the commands after it; its stdin is not the shell's.
     """
     text = shlex.quote(command).encode()
     mark = b"\0" + nonce + b" "
-    report = b"printf '\\0%s %d %s\\0' " + nonce + b' "$?" "$PWD"\n'
+    report = b"builtin printf '\\0%s %d %s\\0' " + nonce + b' "$?" "$PWD"\n'
     with suppress(trio.BrokenResourceError):  # it ended while it was written to: its output says the rest
         await process.stdin.send_all(b"eval " + text + b" </dev/null\n" + report)
     return await _read_to_mark(process.stdout, mark, carry, kept)
@@ -129,7 +143,7 @@ async def _read_to_mark(stream: trio.abc.ReceiveStream, mark: bytes, carry: byte
             await trio.sleep(0.001)
     output, _, ending = pending.partition(mark)
     kept.add(output)
-    while b"\0" not in ending:
+    while b"\0" not in ending and len(ending) < _LONGEST_REPORT:
         chunk = await stream.receive_some(_CHUNK)
         if not chunk:
             return None

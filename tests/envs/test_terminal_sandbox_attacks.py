@@ -698,6 +698,22 @@ async def test_X03_a_forged_end_of_a_command_is_output():
             assert shell.cwd == "/app"
 
 
+async def test_X03_a_report_that_a_command_changed_is_refused_and_the_shell_replaced():
+    deep = f"for i in {{1..30}}; do mkdir {'d' * 200}; cd {'d' * 200}; done"
+    reports = ["'\\0%s abc /x\\0' \"$2\"", "'\\0%s 1000 /x\\0' \"$2\"", "'\\0%s 1 x\\0' \"$2\"", "'\\0%s ' \"$2\"; yes"]
+    commands = [f"builtin() {{ shift; command printf {report}; }}" for report in reports]
+    async with sandbox() as box, Shell(box) as shell:
+        ok(await shell.run("cd /tmp"))
+        for i, command in enumerate([*commands, "PWD=$(printf '/%0300000d' 0)", deep], 1):
+            result = await shell.run(f"echo out; {command}", seconds=20)
+            assert (result.stdout, result.exit_code, result.timed_out) == ("out\n", None, False), command
+            assert result.notice.startswith("the shell no longer reports exit code and directory, so it was ended; the")
+            assert ok(await shell.run("pwd")) == "/tmp\n"
+            assert shell.restarts == i
+        assert ok(await shell.run("printf() { :; }; cd /srv")) == ""
+        assert shell.cwd == "/srv"
+
+
 async def test_output_of_a_background_process_comes_with_the_next_command():
     async with sandbox() as box, Shell(box) as shell:
         assert (
