@@ -12,6 +12,8 @@ import tarfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+import trio
+
 from envs.terminal.harbor_task import Artifact
 from envs.terminal.sandbox import RefusedFile, Sandbox
 
@@ -45,18 +47,27 @@ async def _archived(sandbox: Sandbox, source: str, exclude: Sequence[str], most:
         return {}
     finally:
         await sandbox.run(f"rm -f {place}", cwd="/")
+    return await trio.to_thread.run_sync(_unpacked, data, source)
+
+
+def _unpacked(data: bytes, source: str) -> dict[str, bytes]:
     try:
         return dict(_regular_files(data, source))
-    except (tarfile.TarError, EOFError, ValueError, OverflowError):
+    except (tarfile.TarError, EOFError, ValueError, OverflowError, RecursionError):
         return {}
 
 
 def _regular_files(data: bytes, source: str) -> Iterator[tuple[str, bytes]]:
-    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+    """The regular files of a plain archive, which together are no larger than itself."""
+    left = len(data)
+    with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:
         for member in archive:
+            left -= tarfile.BLOCKSIZE + member.size
+            if member.size < 0 or left < 0:
+                return
             inside = member.name == source or member.name.startswith(f"{source}/")
             plain = not {"", ".", ".."} & set(member.name.split("/")) and "\0" not in member.name
-            if inside and plain and member.isreg() and not member.issparse() and member.size <= len(data):
+            if inside and plain and member.isreg() and not member.issparse():
                 content = archive.extractfile(member)
                 assert content is not None, "it is a regular file"
                 yield member.name, content.read()

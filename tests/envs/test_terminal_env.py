@@ -2,9 +2,11 @@
 
 import contextlib
 import functools
+import io
 import json
 import pickle
 import secrets
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -27,7 +29,7 @@ from envs.terminal import (
     parse_images,
     plan,
 )
-from envs.terminal.artifacts import _regular_files, collect_artifacts, write_artifacts
+from envs.terminal.artifacts import _unpacked, collect_artifacts, write_artifacts
 from envs.terminal.environment import told
 from envs.terminal.files import pack
 from envs.terminal.harbor_task import Artifact
@@ -489,15 +491,42 @@ async def test_an_artifact_that_is_too_large_or_no_archive_is_left_out(sandboxes
         await trial.aclose()
 
 
+def packed(*members: tuple[str, int, dict[str, str]], mode: str = "w:") -> bytes:
+    """An archive of files of zeros, with these pax headers."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode=mode, format=tarfile.PAX_FORMAT) as archive:
+        for name, size, headers in members:
+            member = tarfile.TarInfo(name)
+            member.size, member.pax_headers = size, headers
+            archive.addfile(member, io.BytesIO(bytes(size)))
+    return buffer.getvalue()
+
+
+long_name = tarfile.TarInfo("x")
+long_name.type = tarfile.GNUTYPE_LONGNAME
+HOSTILE = {
+    "compressed": packed(*((f"app/{i}", 5000, {}) for i in range(1000)), mode="w:gz"),
+    "a size that is not there": packed(("app/a", 10, {"size": "10000000"})),
+    "a size that goes back": packed(("app/a", 10, {"size": "-1536"})),
+    "names upon names": long_name.tobuf() * 5000,
+    "nothing": b"",
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_a_hostile_archive_gives_no_more_than_it_holds(kind):
+    assert _unpacked(HOSTILE[kind], "app") == {}
+
+
 def test_names_of_a_hostile_archive_do_not_climb(tmp_path):
     archive = pack({"app/ok": File(b"1"), "app/xx/up": File(b"2"), "other": File(b"3")})
-    assert set(dict(_regular_files(archive, "app"))) == {"app/ok", "app/xx/up"}
+    assert set(_unpacked(archive, "app")) == {"app/ok", "app/xx/up"}
     climbing = archive.replace(b"app/xx/up", b"app/../up")
     header = bytearray(climbing[climbing.index(b"app/../up") :][:512])
     header[148:156] = b" " * 8
     check = b"%06o\0 " % sum(header)
     at = climbing.index(b"app/../up") + 148
-    assert set(dict(_regular_files(climbing[:at] + check + climbing[at + 8 :], "app"))) == {"app/ok"}
+    assert set(_unpacked(climbing[:at] + check + climbing[at + 8 :], "app")) == {"app/ok"}
     long = {"/".join(["x" * 200] * 30): b"4", "y" * 256: b"5"}
     write_artifacts(tmp_path, {"a": b"1", "a/b": b"2", **long, "c/d": b"3"})
     assert sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")) == ["a", "c", "c/d"]
