@@ -237,11 +237,35 @@ def _refuse_user(table: _Table) -> None:
         )
 
 
+def _network(table: _Table) -> bool | None:
+    """Whether a table gives a network; None where it does not say. A list of hosts is refused."""
+    if "network_mode" not in table.values:
+        return None
+    mode = table.choice("network_mode", ("public", "no-network", "allowlist"), "public")
+    if mode == "allowlist":
+        raise UnsupportedTask(
+            f"{table.file}: {table.name}.network_mode={mode!r}: a sandbox reaches everything or nothing; say public or "
+            "no-network"
+        )
+    return mode == "public"
+
+
+def _refuse_other_network(table: _Table, environment: _Table) -> None:
+    if _network(table) not in (None, _has_network(environment)):
+        raise UnsupportedTask(
+            f"{table.file}: {table.name}.network_mode={table.text('network_mode')!r}: commands and graders have the "
+            "environment's network; say the same in environment.network_mode, or leave this out"
+        )
+
+
+def _has_network(environment: _Table) -> bool:
+    return _network(environment) is not False and environment.flag("allow_internet") is not False
+
+
 # --- the parts -------------------------------------------------------------------------------------
 
 
 def _environment(table: _Table, context: Path) -> Environment:
-    network = table.choice("network_mode", ("public", "no-network", "allowlist"), "public")
     found = Environment(
         context=context,
         docker_image=table.text("docker_image"),
@@ -250,7 +274,7 @@ def _environment(table: _Table, context: Path) -> Environment:
         build_seconds=table.number("build_timeout_sec", 600.0),
         memory_mb=_size(table, "memory"),
         storage_mb=_size(table, "storage"),
-        network=network == "public" and table.flag("allow_internet") is not False,
+        network=_has_network(table),
         healthcheck=_healthcheck(table),
     )
     if found.dockerfile is None and found.docker_image is None:
@@ -308,6 +332,7 @@ def _step(table: _Table, root: _Table, place: Path, directory: Path, name: str) 
     agent, verifier = table.table("agent"), table.table("verifier")
     for each in (agent, verifier, root.table("agent"), root.table("verifier")):
         _refuse_user(each)
+        _refuse_other_network(each, root.table("environment"))
     if "environment" in verifier.values:
         raise UnsupportedTask(f"{root.file}: {verifier.name}.environment: graders run on the environment's own image")
     tests = tuple(each for each in dict.fromkeys((directory / "tests", place / "tests")) if each.is_dir())

@@ -166,6 +166,16 @@ def test_what_is_wrong_is_said_with_its_key(tmp_path, toml, says):
         ("[verifier.environment]\ncpus = 1", "verifier.environment"),
         ("[agent]\nuser = 'agent'", "agent.user='agent': a sandbox has one user"),
         ("[verifier]\nuser = 1000", "verifier.user=1000"),
+        (
+            "[environment]\nnetwork_mode = 'allowlist'",
+            "environment.network_mode='allowlist': a sandbox reaches everything",
+        ),
+        ("[agent]\nnetwork_mode = 'no-network'", "agent.network_mode='no-network': commands and graders have the"),
+        ("[verifier]\nnetwork_mode = 'allowlist'", "verifier.network_mode='allowlist'"),
+        (
+            "[verifier]\nnetwork_mode = 'public'\n[environment]\nallow_internet = false",
+            "verifier.network_mode='public'",
+        ),
         ("artifacts = [{source = '/a', service = 'db'}]", "artifacts.service"),
         ("[[verifier.collect]]\ncommand = 'x'\nservice = 'db'", "service: a sandbox is one container"),
     ],
@@ -173,7 +183,8 @@ def test_what_is_wrong_is_said_with_its_key(tmp_path, toml, says):
 def test_what_no_sandbox_offers_is_refused_by_name(tmp_path, toml, says):
     with pytest.raises(UnsupportedTask, match=says):
         load_task(write(tmp_path, toml=toml))
-    assert load_task(write(tmp_path, toml="[environment]\nos = 'Linux'\ngpus = 0\n[agent]\nuser = 'root'"))
+    toml = "[environment]\nos = 'Linux'\ngpus = 0\nnetwork_mode = 'no-network'\n[agent]\nuser = 'root'\n"
+    assert load_task(write(tmp_path, toml=toml + "network_mode = 'no-network'"))
 
 
 @pytest.mark.parametrize("path", ["environment/docker-compose.yaml", "tests/Dockerfile", "tests/.harborignore"])
