@@ -70,6 +70,8 @@ class Build:
 
 def parse_dockerfile(text: str, inherited: Mapping[str, str] | None = None) -> Build:
     """The build that `text` describes. inherited: variables of its image, put in where the text names them."""
+    if "\0" in text:
+        raise UnsupportedDockerfile(f"line {text[: text.index(chr(0))].count(chr(10)) + 1}: has a NUL; remove it")
     state = _State(inherited=inherited or {})
     for instruction in _instructions(text):
         word = instruction.word

@@ -5,8 +5,8 @@ several are the same thing here: a list of steps. What this project cannot do is
 loaded (`UnsupportedTask`), never left out in silence. Keys that the format does not have are ignored, as Harbor does.
 """
 
-import math
 import re
+import sys
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +15,8 @@ from typing import Any
 
 SCHEMAS = ("1.0", "1.1", "1.2", "1.3", "1.4")
 TEST, SOLUTION = "test.sh", "solve.sh"
+ENCODING = "utf-8-sig"
+"""Of a task's files. A mark of the byte order in front of UTF-8 is none of the text."""
 ARTIFACTS = "/logs/artifacts"
 """What an episode leaves here is an artifact without being declared."""
 
@@ -122,10 +124,10 @@ def load_task(directory: Path) -> HarborTask:
     """The task in `directory`. InvalidTask, or UnsupportedTask, say which key of which file is the matter."""
     path = directory / "task.toml"
     try:
-        values = tomllib.loads(path.read_text("utf-8"))
+        values = tomllib.loads(path.read_text(ENCODING))
     except FileNotFoundError:
         raise InvalidTask(f"{path} is missing: a task in Harbor's format has one") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:  # no TOML, no UTF-8, or a number of too many digits
         raise InvalidTask(f"{path}: {error}") from None
     root = _Table(values, str(path), "")
     version = root.text("schema_version", root.text("version", SCHEMAS[-1]))
@@ -167,7 +169,15 @@ class _Table:
 
     def text(self, key: str, default: Any = None) -> Any:
         value = self._get(key, str, "a string")
+        if value is not None and "\0" in value:
+            raise self.wrong(key, "a string without NUL")
         return default if value is None else value
+
+    def path(self, key: str) -> str | None:
+        value = self.text(key)
+        if value is not None and (not value.startswith("/") or {".", ".."} & set(value.split("/"))):
+            raise self.wrong(key, "an absolute path, without . and ..")
+        return value
 
     def flag(self, key: str) -> bool | None:
         return self._get(key, bool, "true or false")
@@ -178,11 +188,11 @@ class _Table:
             raise self.wrong(key, f"one of {', '.join(options)}")
         return value
 
-    def number(self, key: str, default: Any = None) -> Any:
-        """A finite number of at least 0."""
+    def number(self, key: str, default: Any = None, *, least: float = 0.0) -> Any:
+        """A finite number of at least `least`, which is 0 or no bound at all."""
         value = self._get(key, (int, float), "a number")
-        if value is not None and not (math.isfinite(value) and value >= 0):
-            raise self.wrong(key, "a finite number, 0 or more")
+        if value is not None and not least <= value <= sys.float_info.max:
+            raise self.wrong(key, "a finite number, 0 or more" if least == 0 else "a finite number")
         return default if value is None else value
 
     def table(self, key: str) -> "_Table":
@@ -196,12 +206,18 @@ class _Table:
 
     def variables(self, key: str) -> Mapping[str, str]:
         table = self.table(key)
+        for name in table.values:
+            if not name or {"=", "\0"} & set(name):
+                raise table.wrong(name, "a name that is not empty, without = and NUL")
         return {name: table.text(name) for name in table.values}
+
+    def array(self, key: str) -> list[Any]:
+        return self._get(key, list, "an array") or []
 
     def texts(self, key: str) -> tuple[str, ...]:
         values = self._get(key, list, "an array of strings") or []
-        if not all(isinstance(each, str) for each in values):
-            raise self.wrong(key, "an array of strings")
+        if not all(isinstance(each, str) and "\0" not in each for each in values):
+            raise self.wrong(key, "an array of strings without NUL")
         return tuple(values)
 
 
@@ -269,7 +285,7 @@ def _environment(table: _Table, context: Path) -> Environment:
     found = Environment(
         context=context,
         docker_image=table.text("docker_image"),
-        workdir=table.text("workdir"),
+        workdir=table.path("workdir"),
         env=table.variables("env"),
         build_seconds=table.number("build_timeout_sec", 600.0),
         memory_mb=_size(table, "memory"),
@@ -294,7 +310,7 @@ def _size(table: _Table, key: str) -> int | None:
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMG])\s*", text.upper())
     if not found:
         raise table.wrong(key, "a size like 512M or 2G")
-    return int(float(found[1]) * _UNITS[found[2]])
+    return int(min(float(found[1]), sys.maxsize) * _UNITS[found[2]])
 
 
 def _healthcheck(table: _Table) -> Healthcheck | None:
@@ -338,7 +354,7 @@ def _step(table: _Table, root: _Table, place: Path, directory: Path, name: str) 
     tests = tuple(each for each in dict.fromkeys((directory / "tests", place / "tests")) if each.is_dir())
     if not any((each / TEST).is_file() for each in tests):
         raise InvalidTask(f"{place / 'tests' / TEST} is missing: it is what grades the task")
-    declared = [*root.values.get("artifacts", []), *(table.values.get("artifacts", []) if several else [])]
+    declared = [*root.array("artifacts"), *(table.array("artifacts") if several else [])]
     shared = root.table("verifier")
     mode = verifier.choice("environment_mode", ("", "shared", "separate"), "") or shared.text("environment_mode", "")
     return Step(
@@ -361,9 +377,11 @@ def _step(table: _Table, root: _Table, place: Path, directory: Path, name: str) 
 def _instruction(path: Path) -> str:
     """The text of an instruction, without the lines in front that only mark it as a benchmark's."""
     try:
-        lines = path.read_text("utf-8").split("\n")
+        lines = path.read_text(ENCODING).split("\n")
     except FileNotFoundError:
         raise InvalidTask(f"{path} is missing: it is what the model is told") from None
+    except UnicodeDecodeError as error:
+        raise InvalidTask(f"{path}: {error}") from None
     marker = re.compile(r"\s*(<!--.*canary.*-->|#.*canary.*)\s*", re.IGNORECASE)
     while lines and marker.fullmatch(lines[0]):
         lines.pop(0)
@@ -379,12 +397,15 @@ def _collect(table: _Table) -> tuple[str, float]:
     return command, table.number("timeout_sec", 60.0)
 
 
+_NO_BOUND = -sys.float_info.max
+
+
 def _min_reward(table: _Table) -> Mapping[str, float]:
     value = table.values.get("min_reward")
     if isinstance(value, dict):
         least = table.table("min_reward")
-        return {key: float(least.number(key)) for key in value}
-    number = table.number("min_reward")
+        return {key: float(least.number(key, least=_NO_BOUND)) for key in value}
+    number = table.number("min_reward", least=_NO_BOUND)
     return {} if number is None else {"reward": float(number)}
 
 
@@ -392,12 +413,12 @@ def _artifact(value: Any, root: _Table) -> Artifact:
     table = _Table(value if isinstance(value, dict) else {"source": value}, root.file, "artifacts")
     if table.text("service", "main") != "main":
         raise UnsupportedTask(f"{root.file}: artifacts.service: a sandbox is one container")
-    source, destination = table.text("source", ""), table.text("destination")
-    if not source.startswith("/") or ".." in source.split("/"):
-        raise table.wrong("source", "an absolute path, without ..")
+    source, destination = table.path("source"), table.text("destination")
+    if not source or not source.strip("/"):
+        raise table.wrong("source", "an absolute path below /")
     if destination is not None and (destination.startswith("/") or ".." in destination.split("/")):
         raise table.wrong("destination", "a relative path, without ..")
-    return Artifact(source.rstrip("/") or "/", destination or None, table.texts("exclude"))
+    return Artifact(source.rstrip("/"), destination or None, table.texts("exclude"))
 
 
 # --- variables -------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from envs.terminal.files import read_tree
 from envs.terminal.grading import Graded, Rewards, grade, led_astray, total
 from envs.terminal.harbor_task import (
     ARTIFACTS,
+    ENCODING,
     SOLUTION,
     Artifact,
     HarborTask,
@@ -102,15 +103,13 @@ def plan(task: HarborTask, options: TrialOptions) -> Plan:
         if (environment.context / ".dockerignore").exists():
             raise UnsupportedTask(f"{environment.context / '.dockerignore'} is not understood; remove it")
         try:
-            made = parse_dockerfile(dockerfile.read_text("utf-8"), {"PATH": PATH})
-        except UnsupportedDockerfile as error:
+            made = parse_dockerfile(dockerfile.read_text(ENCODING), {"PATH": PATH})
+        except (UnsupportedDockerfile, UnicodeDecodeError) as error:
             raise UnsupportedDockerfile(f"{dockerfile}: {error}") from None
     else:
         assert image is not None, "load_task saw to it"
         made = Build(image, (), {}, environment.workdir or "/app")
     workdir = environment.workdir or made.workdir
-    if not workdir.startswith("/"):
-        raise UnsupportedTask(f"{task.directory}: environment.workdir={workdir!r}; expected an absolute path")
     env = {**made.env, **options.variables(environment.env, f"{task.name}: environment.env")}
     for step in task.steps if options.grading == "fresh" else ():
         if name := led_astray({name: env[name] for name in env.keys() - step.grader_env.keys()}):

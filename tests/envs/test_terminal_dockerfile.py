@@ -145,6 +145,7 @@ def test_X13_what_an_image_would_start_is_left_out():
         ("ENV A=${B#c}", "in a form that is not understood"),
         ("COPY a", "expected at least one source and a target"),
         ("WORKDIR", "expected one path"),
+        ("ENV A=\0", "line 2: has a NUL"),
     ],
 )
 def test_what_is_not_understood_is_refused_by_name_and_line(line, says):

@@ -5,6 +5,7 @@ import os
 import pytest
 from task_directory import write_task as write
 
+from envs.terminal import TrialOptions, plan
 from envs.terminal.harbor_task import (
     Artifact,
     Healthcheck,
@@ -147,6 +148,18 @@ def test_marks_of_a_benchmark_are_not_shown(tmp_path, text, shown):
         ("[[steps]]\nname = 'a'\n[[steps]]\nname = 'A'", "expected each name once"),
         ("[[steps]]\nname = 'a'", "steps/a/instruction.md is missing"),
         ("multi_step_reward_strategy = 'mean'", "expected none, since the task has no steps"),
+        ("[agent]\ntimeout_sec = " + "9" * 400, "agent.timeout_sec=9+; expected a finite number, 0 or more"),
+        ("[agent]\ntimeout_sec = " + "9" * 5000, "task.toml: .*digits"),
+        ("min_reward = inf", "min_reward=inf; expected a finite number"),
+        ("[environment]\nworkdir = '/../b'", r"environment.workdir='/\.\./b'; expected an absolute path, without"),
+        ("[environment]\nworkdir = 'b'", "environment.workdir='b'; expected an absolute path"),
+        ("[environment.env]\n'A=B' = '1'", "environment.env.A=B='1'; expected a name that is not empty, without ="),
+        ("[verifier.env]\n'' = '1'", "verifier.env.='1'; expected a name that is not empty"),
+        ('[solution.env]\nA = "\\u0000"', "solution.env.A=.*; expected a string without NUL"),
+        ("artifacts = 5", "artifacts=5; expected an array"),
+        ("artifacts = '/logs/x'", "artifacts='/logs/x'; expected an array"),
+        ("artifacts = ['/']", "artifacts.source='/'; expected an absolute path below /"),
+        ("artifacts = ['/a/./b']", "artifacts.source='/a/./b'; expected an absolute path, without"),
         ("artifacts = ['out']", "artifacts.source='out'; expected an absolute path"),
         ("artifacts = [{source = '/a', destination = '../b'}]", "expected a relative path, without"),
     ],
@@ -191,6 +204,25 @@ def test_what_no_sandbox_offers_is_refused_by_name(tmp_path, toml, says):
 def test_files_that_would_change_a_task_are_refused_by_name(tmp_path, path):
     with pytest.raises(UnsupportedTask, match=os.path.basename(path)):
         load_task(write(tmp_path, **{path: ""}))
+
+
+@pytest.mark.parametrize("path", ["task.toml", "instruction.md", "environment/Dockerfile"])
+def test_a_file_that_is_no_text_is_named_and_a_mark_of_the_byte_order_is_none_of_it(tmp_path, path):
+    write(tmp_path)
+    text = (tmp_path / path).read_bytes()
+    (tmp_path / path).write_bytes(b"\xef\xbb\xbf" + text)
+    task = load_task(tmp_path)
+    assert (plan(task, TrialOptions()).workdir, task.steps[0].instruction) == ("/app", "Write 42 to /app/answer.")
+    (tmp_path / path).write_bytes(text + b"\xff")
+    with pytest.raises(ValueError, match=f"{path}: 'utf-8' codec"):
+        plan(load_task(tmp_path), TrialOptions())
+
+
+def test_a_least_reward_may_be_below_0(tmp_path):
+    steps = {"steps/a/instruction.md": "a"}
+    for text, least in (("-0.5", {"reward": -0.5}), ("{speed = -1}", {"speed": -1.0})):
+        task = load_task(write(tmp_path, toml=f"[[steps]]\nname = 'a'\nmin_reward = {text}", **steps))
+        assert task.steps[0].min_reward == least
 
 
 @pytest.mark.parametrize("path", ["task.toml", "instruction.md", "environment/Dockerfile", "tests/test.sh"])
