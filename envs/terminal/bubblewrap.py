@@ -72,6 +72,12 @@ mount -t overlay -o "lowerdir=/box/lower,upperdir=$2,workdir=$3,userxattr" overl
 if [ -e /etc/resolv.conf ]; then rm -f "$1/etc/resolv.conf"; cat /etc/resolv.conf >"$1/etc/resolv.conf"; fi
 """
 
+# $@: directories of the present root. They are looked for where commands wrote, and removed where that is shown.
+_REMOVE_PIPES = """
+cd /box/rw/up
+for each; do [ ! -d ".$each" ] || find ".$each" -type p -print0; done | (cd /box/agent; exec xargs -0r rm -f --)
+"""
+
 _SKELETON = """
 cd /box/lower
 mkdir -p dev etc home mnt opt proc root run srv tmp var/log var/tmp "./$1"
@@ -525,7 +531,7 @@ class _BubblewrapSandbox:
                 await self._make_way(target)
         place = self._new_place()
         directories = f"{place}/root", f"{place}/up", f"{place}/work"
-        await self._outer(_MOUNT_ROOT, *directories)
+        await self._outer(f"{_MOUNT_ROOT}\nshift 3\n{_REMOVE_PIPES}", *directories, *keep)
         try:
             made = ["--dir", self.spec.workdir] if self.spec.workdir not in keep else []
             yield [*_root(directories[0], ["--size", str(64 * _MIB), "--tmpfs"]), *kept, *made]

@@ -152,7 +152,7 @@ class Sandbox(Protocol):
         keep: None runs on the root as it is. Otherwise on a fresh root, as it was before any command, in which of the
         present one only the directories and files `keep` are seen, read-only: for graders. Then nothing else may be
         running; what is a link or anything else, or a file where the fresh root has a directory or the other way
-        round, is a RefusedFile.
+        round, is a RefusedFile. Named pipes in `keep` are removed: who reads one waits for ever.
         """
         ...
 

@@ -341,6 +341,14 @@ async def test_an_artifact_is_seen_as_the_file_or_directory_that_it_is(sandboxes
     assert await graded(write_task(tmp_path, toml=toml, test=test), FRESH, make) == 1.0
 
 
+async def test_a_named_pipe_does_not_hold_the_tests_up(sandboxes, tmp_path):
+    pipes = "mkfifo answer; mkdir -p d/e /opt/x; mkfifo $'d/e/a\\nb' /opt/x/p; echo 1 >d/kept; ln -s /opt/x/p d/l"
+    test = "#!/bin/bash\ncat /app/answer /app/d/e/* /app/d/l /opt/x/*; cat /app/d/kept >/logs/verifier/reward.txt"
+    with trio.fail_after(20):
+        assert await graded(write_task(tmp_path, test=test), FRESH, pipes) == 1.0
+        assert await graded(write_task(tmp_path), FRESH, "mkfifo answer") == 0.0
+
+
 async def test_an_artifact_around_the_tests_own_directories_is_seen(sandboxes, tmp_path):
     task = write_task(tmp_path, toml="artifacts = ['/logs']", test="#!/bin/bash\ncp /logs/x /logs/verifier/reward.txt")
     assert await graded(task, FRESH, "echo 0.5 >/logs/x; ln -s /etc /logs/home") == 0.5
