@@ -693,7 +693,10 @@ def test_I12_a_wrong_mode_is_refused_by_name(
             "groups_per_minibatch=3 .* 2 groups",
         ),
         ({"off_policy": AsyncConfig(1, 7), "max_steps": 3}, "max_steps=3, but the training data has 2 times"),
-        ({"off_policy": AsyncConfig(1, 21), "max_steps": None}, "has 0 times off_policy.groups_per_batch"),
+        (
+            {"off_policy": AsyncConfig(1, 21), "max_steps": None},
+            "groups_per_batch=21, but the training data has 20 groups in all",
+        ),
         ({"engine": KEEP}, "engine.on_publish='keep' has no effect"),
         ({"engine": KEEP, "off_policy": AsyncConfig(1, 2, False)}, "engine.on_publish='keep' has no effect"),
     ],
