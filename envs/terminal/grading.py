@@ -9,7 +9,7 @@ Where the tests run is one of two choices:
     fresh   a root as the image has it, in which of the episode's root only directories for data are seen, read-only.
             Nothing the model put in the place of a program, a library or a setting has any effect: HOME is new and
             empty, and a task whose variables would lead programs to where commands may write is refused
-            (`led_astray`). What is wanted of a home directory is found by its path, /root/..., or with HOME in
+            (`led_astray`). What is wanted of a home directory is found by its path below /root, or with HOME in
             verifier.env. A named pipe is gone before, since who reads one waits for ever; a link to /dev/zero is not,
             so tests of what may be endless should bound what they read.
     shared  the root that the episode left, as Harbor does. All that ran is dead and the tests cannot be changed, but

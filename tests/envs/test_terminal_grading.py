@@ -256,7 +256,7 @@ async def test_X01_settings_in_a_home_directory_do_not_reach_the_tests(sandboxes
 async def test_what_is_wanted_of_a_home_directory_is_found_by_its_path_or_with_a_home_for_the_tests(
     sandboxes, tmp_path
 ):
-    home, path = "[verifier.env]\nHOME = '/root'", "#!/bin/bash\ncat /root/x >/logs/verifier/reward.txt"
+    home, path = "[verifier.env]\nHOME = '/root'", "#!/bin/bash\ncd /root; cat x >/logs/verifier/reward.txt"
     for i, (toml, test) in enumerate([("", path), (home, path.replace("/root", "~")), (home, path)]):
         assert await graded(write_task(tmp_path / str(i), toml=toml, test=test), FRESH, "echo 0.5 >~/x") == 0.5
 
