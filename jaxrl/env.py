@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
+from jaxrl.settings import at_least
 from jaxrl.types import (
     Conclusion,
     Logs,
@@ -218,8 +219,7 @@ class GroupDataset(RLDataset):
     def __post_init__(self) -> None:
         if not self.groups:
             raise ValueError("groups is empty: a dataset needs at least one EnvGroupBuilder")
-        if self.batch_size < 1:
-            raise ValueError(f"batch_size={self.batch_size}: expected at least 1")
+        at_least("batch_size", self.batch_size, 1)
 
     def get_batch(self, index: int) -> Sequence[EnvGroupBuilder]:
         """The groups of batch `index`; IndexError when there is none."""

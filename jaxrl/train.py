@@ -37,7 +37,7 @@ from jaxrl.runtime.executor import open_executor
 from jaxrl.runtime.failure import one_line_errors
 from jaxrl.runtime.lag import Lag
 from jaxrl.runtime.learner import Learner, Reference
-from jaxrl.runtime.log import MetricsLog, Progress, held_out, read_metrics
+from jaxrl.runtime.log import MetricsLog, Progress, held_out, read_metrics, trained_nothing
 from jaxrl.runtime.loop import Run, Schedule, train_loop
 from jaxrl.runtime.message_env import MessageEnvDataset, TurnRules
 from jaxrl.runtime.policy import load_policy, save_policy
@@ -335,6 +335,6 @@ def _say_how_it_went(run_dir: RunDir, console: Console) -> None:
             f"{len(steps)} steps (the same tasks, sampled the same way)",
             markup=False,
         )
-    if idle := sum(not m["data/groups_trained"] for m in steps):
+    if idle := sum(map(trained_nothing, steps)):
         console.print(f"{idle} of {len(steps)} steps trained nothing: no group had rewards to tell apart", markup=False)
     console.print(f"report: {run_dir.report}\ncurve:  {run_dir.curve}", markup=False)

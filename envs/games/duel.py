@@ -12,7 +12,7 @@ from typing import Any
 from envs.games.match import LOSS, Match, begin, forfeit, measured, say, told
 from envs.games.rules import SEATS, Rules
 from envs.games.side import MakeSide, Side
-from envs.games.unplayed import Lift, SkipsUnplayed
+from envs.games.unplayed import AFTER_THE_END, Lift, SkipsUnplayed
 from jaxrl.env import Env, EnvGroupBuilder, MessageEnv, MessageStepResult
 from jaxrl.types import Conclusion, Message, StopReason, Task
 
@@ -41,7 +41,7 @@ class Duel(MessageEnv):
     async def step(self, message: Message) -> MessageStepResult:
         """Move, and hear the opponent's; or what was wrong with the move."""
         if self._ended is not None and self.unplayed is None:
-            raise RuntimeError("step() after the match's end: an env is one episode, so make another")
+            raise RuntimeError(AFTER_THE_END)
         self._messages.append(message)
         if self._ended is not None:  # unplayed: an episode has a turn all the same
             return self._ended

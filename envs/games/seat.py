@@ -12,7 +12,7 @@ from typing import Any
 
 from envs.games.match import LOSS, Match, begin, forfeit, measured, say, told
 from envs.games.rules import SEATS, Rules
-from envs.games.unplayed import Lift, SkipsUnplayed
+from envs.games.unplayed import AFTER_THE_END, Lift, SkipsUnplayed
 from jaxrl.env import Env, EnvGroupBuilder, MessageEnv, MessageStepResult
 from jaxrl.seats import Table, YourTurn
 from jaxrl.types import Conclusion, Message, Metrics, StopReason, Task, Trajectory
@@ -44,7 +44,7 @@ class Seat(MessageEnv):
     async def step(self, message: Message) -> MessageStepResult:
         """Move, and wait for the next turn; or hear what was wrong with the move."""
         if self._ended is not None:
-            raise RuntimeError("step() after the match's end: an env is one episode, so make another")
+            raise RuntimeError(AFTER_THE_END)
         self._messages.append(message)
         self._board.match, complaint = say(self._board.match, message.content)
         if complaint is not None:

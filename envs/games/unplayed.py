@@ -12,6 +12,8 @@ from envs.games.match import Match
 from jaxrl.env import ActionExtra, Env, MessageEnv, MessageStepResult, Observation, StepResult, StopCondition
 from jaxrl.types import Conclusion, StopReason, Task
 
+AFTER_THE_END = "step() after the match's end: an env is one episode, so make another"
+
 Lift = Callable[[MessageEnv, Task], Env]
 """How a message-level env becomes tokens: such as `partial(EnvFromMessageEnv, renderer=renderer)`."""
 
@@ -47,7 +49,7 @@ class SkipsUnplayed(Env):
         if ended is None:
             return await self._env.step(action, extra=extra)
         if self._skipped:
-            raise RuntimeError("step() after the match's end: an env is one episode, so make another")
+            raise RuntimeError(AFTER_THE_END)
         self._skipped = True
         result = StepResult(ended.reward, episode_done=True, metrics=ended.metrics, masked=True)
         return result if ended.terminated else replace(result, stop_reason=StopReason.ENV)

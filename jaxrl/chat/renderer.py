@@ -17,6 +17,7 @@ from typing import Any, Literal, Protocol
 from jaxrl.chat.tokenizer import Tokenizer
 from jaxrl.chat.tool_calls import check_arguments
 from jaxrl.env import StopCondition
+from jaxrl.settings import at_least
 from jaxrl.types import Message, ToolCall, ToolSpec
 
 Thinking = Literal["keep", "strip", "compact"]
@@ -383,8 +384,8 @@ def build(
             f"thinking={thinking!r} with compact_turns={compact_turns}: give both thinking='compact' and the number of "
             "turns after which thoughts are dropped, or neither."
         )
-    if compact_turns is not None and compact_turns < 1:
-        raise ValueError(f"compact_turns={compact_turns}: expected at least 1")
+    if compact_turns is not None:
+        at_least("compact_turns", compact_turns, 1)
     known = _known(tokenizer, [*family.markers, *family.stops])
     for spelling, required in family.markers.items():
         if required and spelling not in known:

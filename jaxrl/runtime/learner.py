@@ -160,7 +160,7 @@ class Learner:
         # like the streamed step, these are compiled when they are first used
         self._score_old = _eval_logprobs(model, lora, **forward)
         self._score = {
-            name: _eval_logprobs(r.model, None, **{**forward, "compute_dtype": None})
+            name: _eval_logprobs(r.model, None, temperature=temperature, mesh=mesh)
             for name, r in self._references.items()
         }
         self._underway: _Underway | None = None

@@ -107,6 +107,11 @@ def evaluated_at(step: float, metrics: Mapping[str, float]) -> float:
     return step + (metrics.get("progress/done_frac") == 1)
 
 
+def trained_nothing(metrics: Mapping[str, float]) -> bool:
+    """Whether no group of the step had anything to teach."""
+    return metrics.get("data/groups_trained") == 0
+
+
 def points(steps: Sequence[Mapping[str, float]], name: str) -> tuple[list[float], list[float]]:
     """Where a metric was recorded and finite: steps, or steps trained before an evaluation, and values."""
     place = evaluated_at if name.startswith("test/") else lambda step, _: step
@@ -171,7 +176,7 @@ def _numbers_shown(metrics: Mapping[str, float], held_out: str) -> list[str]:
         shown.append(f"reward {metrics[REWARD]:.3f}")
     if held_out:
         shown.append(held_out)
-    if metrics.get("data/groups_trained") == 0:
+    if trained_nothing(metrics):
         shown.append("nothing trained")
     if "engine/tokens_per_second" in metrics:
         shown.append(f"{metrics['engine/tokens_per_second']:.0f} tok/s")

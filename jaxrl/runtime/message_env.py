@@ -26,6 +26,7 @@ from jaxrl.env import (
     StopCondition,
     awaitable,
 )
+from jaxrl.settings import at_least
 from jaxrl.types import Conclusion, Message, StopReason, Task, are_messages
 
 _CLOSE_SECONDS = 30.0
@@ -261,8 +262,7 @@ class MessageEnvDataset(RLDataset):
             _check_task(f"tasks[{i}]", task)
         _check_factory(self.env_factory)
         for name in ("batch_size", "group_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: expected at least 1")
+            at_least(name, getattr(self, name), 1)
 
     def get_batch(self, index: int) -> Sequence[EnvGroupBuilder]:
         """The builders of batch `index`; the last batch may be smaller."""

@@ -21,6 +21,7 @@ from jaxrl.env import EnvironmentFault
 from jaxrl.http import SHOWN, Waiting, check_url, fetch
 from jaxrl.runtime.episode import episode_seed
 from jaxrl.runtime.sampler import Sampler, Session
+from jaxrl.settings import at_least
 from jaxrl.types import Message, Sample, common_prefix
 
 
@@ -203,8 +204,7 @@ class Frozen:
         seed: int = 0,
         timeout: float = 300.0,
     ) -> None:
-        if max_tokens < 1:
-            raise ValueError(f"max_tokens={max_tokens}: expected at least 1")
+        at_least("max_tokens", max_tokens, 1)
         if not timeout > 0:
             raise ValueError(f"timeout={timeout}: expected a positive number of seconds")
         self._renderer, self._max_tokens, self._temperature = renderer, max_tokens, temperature

@@ -21,6 +21,7 @@ import numpy as np
 from jaxrl.chat.renderer import Renderer
 from jaxrl.env import Env, EnvGroupBuilder, MessageEnv, MessageStepResult
 from jaxrl.runtime.message_env import MessageEnvGroupBuilder, TurnRules
+from jaxrl.settings import at_least
 from jaxrl.types import ENDINGS, Conclusion, Message, StopReason, Task
 
 Score = bool | float
@@ -183,8 +184,7 @@ class ProblemGroupBuilder(EnvGroupBuilder):
     task: Task = field(init=False)
 
     def __post_init__(self) -> None:
-        if self.group_size < 1:
-            raise ValueError(f"group_size={self.group_size}: expected at least 1")
+        at_least("group_size", self.group_size, 1)
         _check_few_shot(self.few_shot)
         task = Task(self.problem.question, target=self.problem.reference_answer)
         object.__setattr__(self, "task", task)  # frozen

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from jaxrl.runtime.chart import Series, area_chart, line_chart, share_bar
 from jaxrl.runtime.curve import write_curve
-from jaxrl.runtime.log import REWARD, evaluated_at, held_out, points, read_metrics
+from jaxrl.runtime.log import REWARD, evaluated_at, held_out, points, read_metrics, trained_nothing
 from jaxrl.runtime.record import read_records
 from jaxrl.runtime.run_dir import RunDir, write_atomic
 from jaxrl.runtime.style import CSS
@@ -145,7 +145,7 @@ def _learned(steps: Steps) -> str:
 
 
 def _idle(steps: Steps) -> str:
-    idle = sum(s.get("data/groups_trained") == 0 for s in steps)
+    idle = sum(map(trained_nothing, steps))
     return f" {idle} of {len(steps)} steps trained nothing: no group had anything to teach." if idle else ""
 
 

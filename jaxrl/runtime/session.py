@@ -13,6 +13,7 @@ import trio
 from jaxrl.runtime.sampler import ContextFull
 from jaxrl.runtime.schedule import MAX_STOP_IDS, Row
 from jaxrl.runtime.weights import Policy
+from jaxrl.settings import at_least
 from jaxrl.types import Sample
 
 DecodeText = Callable[[Sequence[int]], str]
@@ -38,8 +39,7 @@ class Request:
             raise ValueError(f"{len(self.stop_ids)} stop ids: the engine takes at most {MAX_STOP_IDS}")
         if "" in self.stop_strings:
             raise ValueError("stop contains an empty string, which would stop every turn at once")
-        if self.max_tokens < 1:
-            raise ValueError(f"max_tokens={self.max_tokens}: expected at least 1")
+        at_least("max_tokens", self.max_tokens, 1)
         if not self.temperature >= 0:
             raise ValueError(f"temperature={self.temperature}: expected 0 (greedy) or more")
 

@@ -19,6 +19,7 @@ import chz
 import numpy as np
 from scipy.stats import t as student
 
+from jaxrl.runtime import log
 from jaxrl.runtime.log import read_metrics
 from jaxrl.runtime.run_dir import RunDir
 from recipes.loss_study.study import (
@@ -191,14 +192,8 @@ def estimate(values: Sequence[float]) -> Estimate:
 
 
 def points(steps: Steps, name: str) -> list[tuple[float, float]]:
-    """(optimizer steps made, value) wherever the metric was recorded and finite.
-
-    An evaluation comes before its step, but for the one that ends the run.
-    """
-    found = [(s["step"], s[name]) for s in steps if name in s and math.isfinite(s[name])]
-    if found and name.startswith("test/") and _is_whole(steps):
-        found[-1] = (found[-1][0] + 1, found[-1][1])
-    return found
+    """(step, value) wherever the metric was recorded and finite."""
+    return list(zip(*log.points(steps, name), strict=True))
 
 
 def grid_of(runs: Runs, name: str) -> list[float]:

@@ -1,6 +1,7 @@
 """Grading by Harbor's contract, and against those who would rather write the reward themselves."""
 
 import math
+import shutil
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from envs.terminal import (
     plan,
 )
 from envs.terminal.grading import parse_json, parse_text, read_tests, total
+from envs.terminal.sandbox import PATH
 from envs.terminal.trial import combined, falls_short
 
 pytestmark = pytest.mark.slow  # hundreds of sandboxes
@@ -245,10 +247,9 @@ async def test_X01_settings_in_a_home_directory_do_not_reach_the_tests(sandboxes
     does, poison = HOMES[program]
     test = f"#!/bin/bash\ncd /logs/verifier; command -v {program} && {{ {does}; }}"
     poison = poison.replace("CHEAT", "echo 1 >/logs/verifier/reward.json") + "; chmod -R +x ."
-    try:
-        assert (await attempt(write_task(tmp_path / "probe", test=test), "nothing", FRESH)).reward == 0.0
-    except GraderError:
-        pytest.skip(f"no {program} in the sandbox")
+    if shutil.which(program, path=PATH) is None:  # the sandbox has this machine's programs
+        pytest.skip(f"no {program} on this machine")
+    assert (await attempt(write_task(tmp_path / "probe", test=test), "nothing", FRESH)).reward == 0.0
     assert await graded(write_task(tmp_path / "task", test=test), FRESH, poison) == 0.0
     assert await graded(write_task(tmp_path / "task", test=test), SHARED, poison) == 1.0
 
